@@ -1,0 +1,36 @@
+# C vocabulary of the core. Everything below includes this file and nothing else below it.
+from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
+
+ctypedef int64_t ns_t          # nanoseconds on the driver's monotonic origin, 0 <= ns < 2^62
+ctypedef int64_t tokens_t      # a count of tokens, >= 0
+ctypedef int32_t slot_t        # dense row number of a table; NO_SLOT = none
+
+cdef extern from *:
+    """
+    typedef __int128 kv_i128;
+    typedef unsigned __int128 kv_u128;
+    #ifndef KVCORE_DEBUG
+    #define KVCORE_DEBUG 0
+    #endif
+    """
+    ctypedef long long i128 "kv_i128"              # C knows the width; Cython only passes it through
+    ctypedef unsigned long long u128 "kv_u128"
+    const bint DEBUG_CHECKS "KVCORE_DEBUG"         # invariant checks are compiled in iff 1
+
+cdef enum:
+    NO_SLOT = -1
+
+cdef enum:
+    FRACTION_ONE = 1048576                         # decay fractions are fixed point, 2^20 = 1.0 (DESIGN D9)
+
+cdef inline int64_t ceil_div(int64_t a, int64_t b) noexcept nogil:
+    """ceil(a / b) for a >= 0, b > 0."""
+    return a // b + (a % b != 0)
+
+cdef inline uint64_t mix64(uint64_t x) noexcept nogil:
+    """A 64-bit finaliser (splitmix64) for internal numeric keys; never for text from outside."""
+    x ^= x >> 30
+    x *= <uint64_t>0xBF58476D1CE4E5B9
+    x ^= x >> 27
+    x *= <uint64_t>0x94D049BB133111EB
+    return x ^ (x >> 31)

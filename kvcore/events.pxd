@@ -1,0 +1,78 @@
+# C layout of the events in events.py.
+cimport cython
+from kvcore._types cimport int64_t, ns_t, uint32_t, uint64_t
+from kvcore.request cimport Request, WorkerConfig
+
+
+cdef class Event:
+    cdef readonly ns_t now_ns                  # never decreases from event to event
+
+
+@cython.final
+cdef class RequestArrived(Event):
+    cdef readonly Request request
+
+
+@cython.final
+cdef class RequestCancelled(Event):
+    cdef readonly str request_id
+
+
+@cython.final
+cdef class PrefillCompleted(Event):
+    cdef readonly str request_id
+    cdef readonly int64_t attempt
+
+
+@cython.final
+cdef class OutputBlockAdded(Event):
+    cdef readonly str request_id
+    cdef readonly int64_t attempt
+    cdef readonly object decay_fraction        # float in [0, 1] or None
+
+
+@cython.final
+cdef class RequestFinished(Event):
+    cdef readonly str request_id
+    cdef readonly int64_t attempt
+    cdef readonly object outcome               # Outcome
+    cdef readonly object context_tokens        # int or None
+
+
+@cython.final
+cdef class WorkerUpserted(Event):
+    cdef readonly WorkerConfig config
+    cdef readonly int64_t incarnation
+
+
+@cython.final
+cdef class WorkerRemoved(Event):
+    cdef readonly uint64_t worker_id
+
+
+@cython.final
+cdef class BlocksStored(Event):
+    cdef readonly uint64_t worker_id
+    cdef readonly uint32_t dp_rank
+    cdef readonly int64_t incarnation
+    cdef readonly tuple block_hashes           # of int
+
+
+@cython.final
+cdef class BlocksRemoved(Event):
+    cdef readonly uint64_t worker_id
+    cdef readonly uint32_t dp_rank
+    cdef readonly int64_t incarnation
+    cdef readonly tuple block_hashes           # of int
+
+
+@cython.final
+cdef class BlocksCleared(Event):
+    cdef readonly uint64_t worker_id
+    cdef readonly uint32_t dp_rank
+    cdef readonly int64_t incarnation
+
+
+@cython.final
+cdef class TimerFired(Event):
+    pass

@@ -1,0 +1,158 @@
+"""Inputs of the core: past-tense facts, each stamped with the time at which its owner learned it (DESIGN 3.1).
+
+Frozen dataclasses, written once here and given a C layout by events.pxd. `step` checks ranges and types of a whole batch
+before it applies anything; an id, attempt or incarnation that is not current is *stale*: answered with Ignored, counted,
+never an error.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import TypeAlias
+
+from kvcore.request import Request, WorkerConfig
+
+
+class Outcome(IntEnum):
+    """How a request's run ended."""
+
+    COMPLETED = 0
+    ABORTED = 1
+
+
+@dataclass(frozen=True)
+class Event:
+    """A fact. now_ns: 0 <= now_ns < 2^62, any monotonic origin; it never decreases from event to event."""
+
+    now_ns: int
+
+
+@dataclass(frozen=True)
+class RequestArrived(Event):
+    """A request asks to be scheduled.
+
+    Origin: driver, once per request.
+    Yields: Reject with a reason; or Dispatch in the same step if it may run now; or Park(QUEUED).
+    """
+
+    request: Request
+
+
+@dataclass(frozen=True)
+class RequestCancelled(Event):
+    """The caller has gone: the request is removed wherever it is, and a booking is released as aborted.
+
+    Unknown id: stale.
+    """
+
+    request_id: str
+
+
+@dataclass(frozen=True)
+class PrefillCompleted(Event):
+    """The worker has computed the whole prompt (first token): its prefill tokens are released, once.
+
+    attempt: from the Dispatch. Unknown id or other attempt: stale; a repeat: stale.
+    """
+
+    request_id: str
+    attempt: int
+
+
+@dataclass(frozen=True)
+class OutputBlockAdded(Event):
+    """One more block of output. Never drains by itself.
+
+    decay_fraction: weight in [0, 1] that this request's output blocks and the prompt blocks that only it uses shall
+        have from now on, stored as floor(f * 2^20 + 0.5) (DESIGN D9); None: leave the weights.
+    """
+
+    request_id: str
+    attempt: int
+    decay_fraction: float | None = None
+
+
+@dataclass(frozen=True)
+class RequestFinished(Event):
+    """The run has ended; everything it held is released, exactly once.
+
+    context_tokens: prompt and output together, or None if unknown.
+    """
+
+    request_id: str
+    attempt: int
+    outcome: Outcome = Outcome.COMPLETED
+    context_tokens: int | None = None
+
+
+@dataclass(frozen=True)
+class WorkerUpserted(Event):
+    """A worker exists with this configuration.
+
+    incarnation: grows with every restart of the same worker_id. Higher than the current one: removal, then add (DESIGN
+    D14). Equal: the configuration is replaced; ranks that fall out of a shrunk range are removed. Lower: stale.
+    """
+
+    config: WorkerConfig
+    incarnation: int = 0
+
+
+@dataclass(frozen=True)
+class WorkerRemoved(Event):
+    """A worker is gone: its bookings end (Evict), its index rows are purged. Unknown id: stale."""
+
+    worker_id: int
+
+
+@dataclass(frozen=True)
+class BlocksStored(Event):
+    """The engine has cached these blocks on a rank; duplicates of stored ones change nothing.
+
+    block_hashes: names of blocks together with all that precedes them (see Request.block_hashes), in any order.
+    Unknown rank or other incarnation: stale.
+    """
+
+    worker_id: int
+    dp_rank: int
+    incarnation: int
+    block_hashes: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class BlocksRemoved(Event):
+    """The engine has dropped these blocks of a rank; unknown ones change nothing. Unknown rank: stale."""
+
+    worker_id: int
+    dp_rank: int
+    incarnation: int
+    block_hashes: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class BlocksCleared(Event):
+    """The engine has dropped every cached block of a rank. Unknown rank: stale."""
+
+    worker_id: int
+    dp_rank: int
+    incarnation: int
+
+
+@dataclass(frozen=True)
+class TimerFired(Event):
+    """Only time has passed. A spurious one is a no-op."""
+
+
+AnyEvent: TypeAlias = (
+    RequestArrived
+    | RequestCancelled
+    | PrefillCompleted
+    | OutputBlockAdded
+    | RequestFinished
+    | WorkerUpserted
+    | WorkerRemoved
+    | BlocksStored
+    | BlocksRemoved
+    | BlocksCleared
+    | TimerFired
+)

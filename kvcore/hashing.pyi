@@ -1,0 +1,6 @@
+from collections.abc import Iterable
+
+CHAIN_SEED: int
+
+def chain(parent: int, local: int) -> int: ...
+def sequence_hashes(local_hashes: Iterable[int]) -> tuple[int, ...]: ...

@@ -1,0 +1,143 @@
+"""Policy values: classes, buckets, profiles, and which class a request falls into (DESIGN D2).
+
+The text of a policy file becomes these values in policy_file.py; the core reads them once, when it is built.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+
+
+class QueuePolicy(Enum):
+    """Order of requests inside one class (DESIGN D3)."""
+
+    FCFS = "fcfs"
+    WSPT = "wspt"
+    EDF = "edf"
+    LCFS = "lcfs"
+
+
+class Arbitration(Enum):
+    """How classes share capacity (DESIGN D5): `exact` deficit round robin, or the reference's approximation of it."""
+
+    EXACT = "exact"
+    REFERENCE = "reference"
+
+
+class Capacity(Enum):
+    """What a Dispatch promises about the chosen rank (DESIGN D8)."""
+
+    ADVISORY = "advisory"
+    STRICT = "strict"
+
+
+@dataclass(frozen=True)
+class CacheBucket:
+    """Requests with at least min_tokens uncached prompt tokens, up to the next bucket's floor."""
+
+    name: str
+    min_tokens: int
+
+
+@dataclass(frozen=True)
+class AdmissionSpec:
+    """An admission policy as a policy file names it (DESIGN D10)."""
+
+    type: str
+    parameters: Mapping[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class PolicyClass:
+    """One policy class. Field names are the keys of the policy file.
+
+    quantum: DRR credit per round in uncached tokens, 1..2^53.
+    policy_family, cache_bucket: the matrix cell that it serves; both None: an explicit class, chosen by its name.
+    prefill_busy_threshold (tokens), prefill_busy_threshold_frac (times max_batched_tokens): a rank above either is busy
+        for this class (DESIGN D7); both None: the class never waits.
+    *_limit_per_worker: bounds of what may wait, times the number of workers (DESIGN D6).
+    max_overtake_tokens: bound on overtaking inside the class (DESIGN D17); None: off.
+    """
+
+    name: str
+    quantum: int
+    queue_policy: QueuePolicy = QueuePolicy.FCFS
+    policy_family: str | None = None
+    cache_bucket: str | None = None
+    prefill_busy_threshold: int | None = None
+    prefill_busy_threshold_frac: float | None = None
+    request_queue_limit_per_worker: int | None = None
+    raw_isl_token_queue_limit_per_worker: int | None = None
+    cached_token_queue_limit_per_worker: int | None = None
+    max_overtake_tokens: int | None = None
+    admission: AdmissionSpec | None = None
+
+
+@dataclass(frozen=True)
+class PolicyProfile:
+    """The classes that one scheduler arbitrates, complete and validated.
+
+    default_policy_family: None only in the synthetic profile, whose single class takes every request.
+    class_index of a class is its position in `classes`; families are numbered in order of first appearance.
+    """
+
+    classes: tuple[PolicyClass, ...]
+    buckets: tuple[CacheBucket, ...] = ()
+    default_policy_family: str | None = None
+    arbitration: Arbitration = Arbitration.EXACT
+    capacity: Capacity = Capacity.ADVISORY
+
+    def resolve(self, policy_class: str | None, uncached_tokens: int) -> int:
+        """Class index of a request (DESIGN D2). Cost: O(buckets)."""
+        return ClassTable(self).resolve(policy_class, uncached_tokens)
+
+
+def synthetic_profile(queue_policy: QueuePolicy, busy_threshold_frac: float | None) -> PolicyProfile:
+    """The profile in force without a policy file: one class `default`, quantum 1, no limits (DESIGN D2)."""
+    only = PolicyClass("default", 1, queue_policy, prefill_busy_threshold_frac=busy_threshold_frac)
+    return PolicyProfile((only,))
+
+
+class ClassTable:
+    """A profile compiled for look-up inside `step`: explicit names, families, bucket floors, family x bucket table."""
+
+    def __init__(self, profile: PolicyProfile) -> None:
+        self.explicit = {}
+        self.families = {}
+        self.floors = tuple([bucket.min_tokens for bucket in profile.buckets])
+        column = {bucket.name: i for i, bucket in enumerate(profile.buckets)}
+        cells = {}
+        for index, item in enumerate(profile.classes):
+            if item.policy_family is None:
+                self.explicit[item.name] = index
+            else:
+                family = self.families.setdefault(item.policy_family, len(self.families))
+                cells[family, column[item.cache_bucket]] = index
+        self.synthetic = profile.default_policy_family is None
+        self.default_family = 0 if self.synthetic else self.families[profile.default_policy_family]
+        buckets = len(self.floors)
+        self.table = tuple([cells[i // buckets, i % buckets] for i in range(len(self.families) * buckets)])
+
+    def is_known(self, name: str) -> bool:
+        """Whether a class name given by a caller names something: an explicit class or a family."""
+        return name in self.explicit or name in self.families
+
+    def resolve(self, policy_class: str | None, uncached_tokens: int) -> int:
+        """Class index of a request with this many uncached prompt tokens (DESIGN D2). Cost: O(buckets)."""
+        return self.lookup(policy_class, uncached_tokens)
+
+    def lookup(self, policy_class, uncached_tokens):
+        if self.synthetic:
+            return 0
+        family = self.default_family
+        if policy_class is not None:
+            explicit = self.explicit.get(policy_class)
+            if explicit is not None:
+                return explicit
+            family = self.families.get(policy_class, family)
+        bucket = len(self.floors) - 1
+        while self.floors[bucket] > uncached_tokens:
+            bucket -= 1
+        return self.table[family * len(self.floors) + bucket]

@@ -1,0 +1,90 @@
+"""Values that travel inside events: Request, Rank, Overlap, WorkerConfig (DESIGN 3.3).
+
+Plain frozen dataclasses, written once here and given a C layout by request.pxd. They carry no behaviour; the request
+helpers that the core uses (effective cached tokens, prefill delta, block count) are the inline functions of request.pxd.
+
+A compiled dataclass converts at construction: 1.5 becomes 1 and True becomes 1 in an integer field, while strings, None
+and overflow raise. Decoders of outside text check types before they build (DESIGN 3).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Rank:
+    """One data-parallel rank of one worker: the unit of load, of cache and of an exact pin.
+
+    worker_id: 0..2^64-1, the driver's stable name of the worker. dp_rank: 0..2^32-1, absolute, not relative to dp_start.
+    """
+
+    worker_id: int
+    dp_rank: int = 0
+
+
+@dataclass(frozen=True)
+class Overlap:
+    """What the caller knows of cached prefixes; given on a Request, it wins over the core's index (DESIGN D13).
+
+    device: pairs (Rank, blocks): leading prompt blocks cached on that rank's device. Ranks not named have none.
+    """
+
+    device: tuple[tuple[Rank, int], ...] = ()
+
+
+@dataclass(frozen=True)
+class Request:
+    """One request for a worker, as the scheduler needs to know it. It holds no prompt text.
+
+    request_id: non-empty text, unique among live requests.
+    prompt_tokens: whole prompt, 1..2^53.
+    policy_class: name of a policy class or family; None or unknown means the default family (DESIGN D2).
+    strict_priority: 0..2^32-1, higher first, inside a class only.
+    priority_jump: seconds of head start (FCFS, LCFS, EDF) or an extra weight (WSPT); negative and NaN count as 0,
+        infinity as the cap (DESIGN D3).
+    deadline_ns: absolute; a request still waiting at or after it is rejected (DESIGN D12). None: no deadline.
+    do_not_queue: dispatch now or reject with WOULD_QUEUE (DESIGN D6).
+    pinned: exactly this rank or none. Never rerouted.
+    allowed_workers: worker ids it may use; None: any; empty: none.
+    block_hashes: shape (n,), n <= ceil(prompt_tokens / block_size); names of the prompt's blocks, root to leaf, as the
+        KV index knows them: each hash names its block *and everything before it* (see kvcore.hashing). Empty: unknown.
+    sequence_hashes: the same names for complete prompt blocks, used for active-block accounting; None: the complete
+        ones of block_hashes, i.e. the first floor(prompt_tokens / block_size).
+    overlap: cached prefixes known to the caller; None: the core's index is asked.
+    expected_output_tokens: length hint of the answer, or None.
+    track_prefill: whether its uncached prompt tokens count as prefill load.
+    """
+
+    request_id: str
+    prompt_tokens: int
+    policy_class: str | None = None
+    strict_priority: int = 0
+    priority_jump: float = 0.0
+    deadline_ns: int | None = None
+    do_not_queue: bool = False
+    pinned: Rank | None = None
+    allowed_workers: frozenset[int] | None = None
+    block_hashes: tuple[int, ...] = ()
+    sequence_hashes: tuple[int, ...] | None = None
+    overlap: Overlap | None = None
+    expected_output_tokens: int | None = None
+    track_prefill: bool = True
+
+
+@dataclass(frozen=True)
+class WorkerConfig:
+    """What the scheduler must know of one worker.
+
+    worker_id: 0..2^64-1. dp_start, dp_size: its ranks are dp_start .. dp_start + dp_size - 1; dp_size >= 1.
+    max_batched_tokens: engine limit of tokens per iteration, the base of busy fractions; None counts as 10 000 000.
+    total_kv_blocks: blocks of its KV cache, per rank; None: unknown.
+    max_requests: most running requests per rank, >= 1; None: unknown.
+    """
+
+    worker_id: int
+    dp_start: int = 0
+    dp_size: int = 1
+    max_batched_tokens: int | None = None
+    total_kv_blocks: int | None = None
+    max_requests: int | None = None

@@ -1,0 +1,67 @@
+"""Extensions and compiler directives; everything else is in pyproject.toml.
+
+KVCORE_DEBUG=1 builds with bounds, None and overflow checks and with the core's own invariant checks compiled in.
+KVCORE_TRACE=1 builds with line tracing, for coverage of the Cython modules.
+"""
+
+import os
+import sys
+
+from Cython.Build import cythonize
+from setuptools import Extension, setup
+
+DEBUG = os.environ.get("KVCORE_DEBUG", "0") == "1"
+TRACE = os.environ.get("KVCORE_TRACE", "0") == "1"
+
+#: package -> modules; a leading folder differs from the package only for kvcore.drivers (see pyproject.toml).
+MODULES = {
+    "kvcore": (
+        "kvcore",
+        ["events.py", "actions.py", "request.py", "policy.py", "hashing.pyx",
+         "_slots.pyx", "_heap.pyx", "_prefix.pyx", "_lanes.pyx", "_drr.pyx", "_ledger.pyx", "_workers.pyx",
+         "_selector.pyx", "scheduler.pyx"],
+    ),
+    "kvcore.drivers.replay": ("drivers/replay", ["_engine.pyx"]),
+}
+
+# IEEE double without contraction: the same costs on every machine (DESIGN D20).
+COMPILE_ARGS = ["-O2", "-ffp-contract=off", "-fno-strict-aliasing"]
+MACROS = [("KVCORE_DEBUG", "1" if DEBUG else "0")]
+if TRACE:
+    MACROS += [("CYTHON_TRACE", "1"), ("CYTHON_TRACE_NOGIL", "1"), ("CYTHON_USE_SYS_MONITORING", "0")]
+
+DIRECTIVES = {
+    "language_level": 3,
+    "boundscheck": DEBUG,
+    "wraparound": False,
+    "initializedcheck": DEBUG,
+    "nonecheck": DEBUG,
+    "overflowcheck": False,
+    "cdivision": True,
+    "linetrace": TRACE,
+}
+
+
+def extensions() -> list[Extension]:
+    """One Extension per compiled module that exists in this tree."""
+    found = []
+    for package, (folder, files) in MODULES.items():
+        for file in files:
+            path = f"{folder}/{file}"
+            if os.path.exists(path):
+                name = f"{package}.{file.rsplit('.', 1)[0]}"
+                found.append(Extension(name, [path], extra_compile_args=COMPILE_ARGS, define_macros=MACROS))
+    return found
+
+
+if sys.byteorder != "little":
+    sys.exit("kvcore is built for little-endian machines only")
+
+setup(
+    ext_modules=cythonize(
+        extensions(),
+        compiler_directives=DIRECTIVES,
+        build_dir="build/cython-debug" if DEBUG else "build/cython-trace" if TRACE else "build/cython",
+        force=TRACE,
+    )
+)
