@@ -1,0 +1,159 @@
+"""The oracle's waiting room: keys, lanes, both forms of deficit round robin, written for the eye and not for speed.
+
+Nothing here is cached: the head of a lane is the least of its entries, found by looking at all of them. Mode `exact` of
+DESIGN D5 is the loop that the rule describes in words, one quantum at a time. Mode `reference` follows the numbered
+steps of the reference facts (one call of its round robin), with their separate cursor and carry marker, and not D5's
+restatement of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from kvcore.policy import Arbitration, QueuePolicy
+
+JUMP_NS_MAX = 2**62 - 1
+NO_DEADLINE = 2**63 - 1
+#: Turns of the naive loop in one pop; strategies keep cost / quantum far below it.
+TURNS_MAX = 2_000_000
+
+
+def jump_ns(priority_jump: float) -> int:
+    """Head start in whole nanoseconds (DESIGN D3): negative and NaN are 0, too much is the cap."""
+    if not priority_jump > 0:
+        return 0
+    wanted = priority_jump * 1e9 + 0.5
+    return JUMP_NS_MAX if wanted >= JUMP_NS_MAX else math.floor(wanted)
+
+
+def sort_key(policy: QueuePolicy, strict: int, jump: float, arrival_ns: int, deadline_ns: int | None, cost: int,
+             seq: int) -> tuple:
+    """Ascending key: the least entry of a lane is its head."""
+    if policy is QueuePolicy.WSPT:
+        weight = jump if jump > 0 else 0.0
+        return (-strict, -((1.0 + weight) / float(cost)), seq)
+    if policy is QueuePolicy.LCFS:
+        return (-strict, -(jump_ns(jump) + arrival_ns), seq)
+    fcfs = jump_ns(jump) - arrival_ns
+    if policy is QueuePolicy.FCFS:
+        return (-strict, -fcfs, seq)
+    return (-strict, NO_DEADLINE if deadline_ns is None else deadline_ns, -fcfs, seq)
+
+
+@dataclass(eq=False)
+class Entry:
+    """One stored request. lane: the exact rank it is pinned to, or None for the shared heap."""
+
+    key: tuple
+    cost: int
+    lane: object = None
+    payload: object = None
+    class_index: int = -1
+
+
+CanRun = Callable[[Entry], bool]
+
+
+@dataclass
+class ClassQueue:
+    """The entries of one policy class, in no order at all."""
+
+    quantum: int
+    deficit: int = 0
+    entries: list[Entry] = field(default_factory=list)
+
+    def heads(self) -> list[Entry]:
+        """The head of every lane, the shared heap included."""
+        return [min((e for e in self.entries if e.lane == lane), key=lambda e: e.key)
+                for lane in {e.lane for e in self.entries}]
+
+    def candidate(self, can_run: CanRun) -> Entry | None:
+        """The best head that passes; a head that fails hides only its own lane."""
+        return min((head for head in self.heads() if can_run(head)), key=lambda e: e.key, default=None)
+
+
+class PolicyQueue:
+    """Policy classes and the round robin between them. One call of `pop` takes at most one entry."""
+
+    def __init__(self, quanta: list[int], arbitration: Arbitration = Arbitration.EXACT) -> None:
+        self.classes = [ClassQueue(quantum) for quantum in quanta]
+        self.arbitration = arbitration
+        self.cursor = 0
+        self.paid = False          # exact: whether the class under the cursor has had the quantum of this visit
+        self.carry = None          # reference: class that may spend what it kept before the ring goes on
+
+    def push(self, class_index: int, entry: Entry) -> None:
+        entry.class_index = class_index
+        self.classes[class_index].entries.append(entry)
+
+    def remove(self, entry: Entry) -> None:
+        """Cancel, expiry, refusal: nothing is charged; a class that this empties gives its deficit back."""
+        queue = self.classes[entry.class_index]
+        queue.entries.remove(entry)
+        if not queue.entries:
+            queue.deficit = 0
+            if self.arbitration is Arbitration.EXACT and self.cursor == entry.class_index:
+                self._go_on()
+
+    def pop(self, can_run: CanRun) -> Entry | None:
+        """The next entry to run, removed and charged; None if no head of any class may run."""
+        if self.arbitration is Arbitration.EXACT:
+            return self._pop_exact(can_run)
+        return self._pop_reference(can_run)
+
+    def _go_on(self) -> None:
+        self.cursor = (self.cursor + 1) % len(self.classes)
+        self.paid = False
+
+    def _pop_exact(self, can_run: CanRun) -> Entry | None:
+        heads = [queue.candidate(can_run) for queue in self.classes]
+        if all(head is None for head in heads):
+            return None
+        for _ in range(TURNS_MAX):
+            queue, head = self.classes[self.cursor], heads[self.cursor]
+            if head is not None:
+                if head.cost > queue.deficit and not self.paid:
+                    queue.deficit += queue.quantum
+                    self.paid = True
+                if head.cost <= queue.deficit:
+                    queue.deficit -= head.cost
+                    self.remove(head)
+                    return head
+            self._go_on()
+        raise AssertionError("cost / quantum is too large for the naive loop")
+
+    def _pop_reference(self, can_run: CanRun) -> Entry | None:
+        count = len(self.classes)
+        carried, self.carry = self.carry, None
+        if carried is not None:
+            head = self.classes[carried].candidate(can_run)
+            if head is not None and head.cost <= self.classes[carried].deficit:
+                return self._take_reference(head)
+        ring = [(self.cursor + step) % count for step in range(count)]
+        heads = {}
+        for index in ring:
+            queue = self.classes[index]
+            head = queue.candidate(can_run)
+            if head is None:
+                continue
+            heads[index] = head
+            if head.cost > queue.deficit:
+                queue.deficit += queue.quantum
+            if head.cost <= queue.deficit:
+                return self._take_reference(head)
+        if not heads:
+            return None
+        rounds = min(-((self.classes[i].deficit - head.cost) // self.classes[i].quantum) for i, head in heads.items())
+        for index in heads:
+            self.classes[index].deficit += self.classes[index].quantum * rounds
+        return self._take_reference(next(h for i, h in heads.items() if h.cost <= self.classes[i].deficit))
+
+    def _take_reference(self, head: Entry) -> Entry:
+        queue = self.classes[head.class_index]
+        self.cursor = (head.class_index + 1) % len(self.classes)
+        queue.deficit -= head.cost
+        self.remove(head)
+        self.carry = head.class_index if queue.deficit > 0 else None
+        return head

@@ -1,0 +1,129 @@
+"""Events that break the contract of `step`, by name: each must raise InvalidEvent and change nothing."""
+
+from __future__ import annotations
+
+from kvcore.events import (
+    BlocksCleared,
+    BlocksRemoved,
+    BlocksStored,
+    Event,
+    Outcome,
+    OutputBlockAdded,
+    PrefillCompleted,
+    RequestArrived,
+    RequestCancelled,
+    RequestFinished,
+    TimerFired,
+    WorkerUpserted,
+)
+from kvcore.request import Overlap, Rank, Request, WorkerConfig
+
+NAN = float("nan")
+INF = float("inf")
+#: Any block size of the strategies is at most 16: eight hashes never fit a prompt of one token.
+EIGHT = (1, 2, 3, 4, 5, 6, 7, 8)
+
+
+def arrival(**changes):
+    """An arrival that is right but for these fields."""
+    fields = {"request_id": "broken", "prompt_tokens": 1, **changes}
+    return lambda now_ns: RequestArrived(now_ns, Request(**fields))
+
+
+def upsert(incarnation: int = 0, **changes):
+    """An upsert that is right but for these fields."""
+    return lambda now_ns: WorkerUpserted(now_ns, WorkerConfig(5, **changes), incarnation)
+
+
+def finish(*arguments):
+    """A finish with these arguments after the time."""
+    return lambda now_ns: RequestFinished(now_ns, *arguments)
+
+
+def output(fraction):
+    """An output block with this decay fraction."""
+    return lambda now_ns: OutputBlockAdded(now_ns, "r1", 1, fraction)
+
+
+BREAKERS = {
+    "not an event": lambda now_ns: "TimerFired",
+    "none": lambda now_ns: None,
+    "a request": lambda now_ns: Request("broken", 1),
+    "base class": Event,
+    "time negative": lambda now_ns: TimerFired(-1),
+    "time too large": lambda now_ns: TimerFired(2**62),
+    "time goes back": lambda now_ns: TimerFired(max(now_ns - 1, 0) if now_ns else -1),
+    "no request": lambda now_ns: RequestArrived(now_ns, None),
+    "id none": arrival(request_id=None),
+    "id empty": arrival(request_id=""),
+    "id surrogate": arrival(request_id="r\ud800"),
+    "prompt zero": arrival(prompt_tokens=0),
+    "prompt negative": arrival(prompt_tokens=-1),
+    "prompt too large": arrival(prompt_tokens=2**53 + 1),
+    "deadline negative": arrival(deadline_ns=-1),
+    "deadline too large": arrival(deadline_ns=2**62),
+    "deadline float": arrival(deadline_ns=1.5),
+    "deadline bool": arrival(deadline_ns=True),
+    "deadline text": arrival(deadline_ns="1"),
+    "expected negative": arrival(expected_output_tokens=-1),
+    "expected too large": arrival(expected_output_tokens=2**53 + 1),
+    "expected float": arrival(expected_output_tokens=1.0),
+    "blocks none": arrival(block_hashes=None),
+    "blocks too many": arrival(block_hashes=EIGHT),
+    "blocks negative": arrival(block_hashes=(-1,)),
+    "blocks too large": arrival(block_hashes=(2**64,)),
+    "blocks float": arrival(block_hashes=(1.0,)),
+    "blocks bool": arrival(block_hashes=(True,)),
+    "blocks text": arrival(block_hashes=("1",)),
+    "sequence too many": arrival(sequence_hashes=EIGHT),
+    "sequence negative": arrival(sequence_hashes=(-1,), prompt_tokens=100),
+    "sequence text": arrival(sequence_hashes=("1",), prompt_tokens=100),
+    "sequence bool": arrival(sequence_hashes=(False,), prompt_tokens=100),
+    "allowed negative": arrival(allowed_workers=frozenset({1, -1})),
+    "allowed too large": arrival(allowed_workers=frozenset({2**64})),
+    "allowed text": arrival(allowed_workers=frozenset({"1"})),
+    "allowed bool": arrival(allowed_workers=frozenset({True})),
+    "overlap none": arrival(overlap=Overlap(None)),
+    "overlap not a pair": arrival(overlap=Overlap((Rank(1),))),
+    "overlap long pair": arrival(overlap=Overlap(((Rank(1), 1, 1),))),
+    "overlap no rank": arrival(overlap=Overlap(((1, 1),))),
+    "overlap negative": arrival(overlap=Overlap(((Rank(1), -1),))),
+    "overlap too large": arrival(overlap=Overlap(((Rank(1), 2**31),))),
+    "overlap float": arrival(overlap=Overlap(((Rank(1), 1.0),))),
+    "overlap bool": arrival(overlap=Overlap(((Rank(1), True),))),
+    "cancel none": lambda now_ns: RequestCancelled(now_ns, None),
+    "cancel empty": lambda now_ns: RequestCancelled(now_ns, ""),
+    "prefill attempt zero": lambda now_ns: PrefillCompleted(now_ns, "r1", 0),
+    "prefill id none": lambda now_ns: PrefillCompleted(now_ns, None, 1),
+    "output attempt negative": lambda now_ns: OutputBlockAdded(now_ns, "r1", -1),
+    "fraction negative": output(-0.1),
+    "fraction too large": output(1.0000001),
+    "fraction nan": output(NAN),
+    "fraction infinite": output(INF),
+    "fraction text": output("0.5"),
+    "fraction bool": output(True),
+    "finish attempt zero": finish("r1", 0),
+    "finish id surrogate": finish("\udfff", 1),
+    "outcome none": finish("r1", 1, None),
+    "outcome int": finish("r1", 1, 0),
+    "context negative": finish("r1", 1, Outcome.ABORTED, -1),
+    "context float": finish("r1", 1, Outcome.ABORTED, 1.0),
+    "no config": lambda now_ns: WorkerUpserted(now_ns, None),
+    "incarnation negative": upsert(incarnation=-1),
+    "dp size zero": upsert(dp_size=0),
+    "dp range too high": upsert(dp_start=2**32 - 1, dp_size=2),
+    "batched zero": upsert(max_batched_tokens=0),
+    "batched float": upsert(max_batched_tokens=1.5),
+    "batched too large": upsert(max_batched_tokens=2**53 + 1),
+    "batched bool": upsert(max_batched_tokens=True),
+    "kv blocks zero": upsert(total_kv_blocks=0),
+    "max requests zero": upsert(max_requests=0),
+    "max requests text": upsert(max_requests="2"),
+    "stored none": lambda now_ns: BlocksStored(now_ns, 1, 0, 0, None),
+    "stored negative": lambda now_ns: BlocksStored(now_ns, 1, 0, 0, (-1,)),
+    "stored incarnation": lambda now_ns: BlocksStored(now_ns, 1, 0, -1, ()),
+    "removed text": lambda now_ns: BlocksRemoved(now_ns, 1, 0, 0, ("1",)),
+    "removed incarnation": lambda now_ns: BlocksRemoved(now_ns, 1, 0, -1, ()),
+    "cleared incarnation": lambda now_ns: BlocksCleared(now_ns, 1, 0, -1),
+    "removed bool": lambda now_ns: BlocksRemoved(now_ns, 1, 0, 0, (True,)),
+}
