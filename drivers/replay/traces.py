@@ -1,0 +1,337 @@
+"""Request traces as one stream of rows: open_traces(paths) reads, checks, reorders, merges.
+
+Nothing is dropped silently and nothing is guessed. A row that cannot be used raises InvalidTrace(file, line, reason)
+while iterating; with skip_bad it is counted and the reading goes on. A file that cannot be used raises
+InvalidTrace(file, None, reason) from open_traces, with skip_bad too.
+
+Formats (told by content, not by name; `format` forces one)
+    mooncake  JSON lines: timestamp (ms), input_length, output_length; optional hash_ids, session_id, delay or delay_ms
+              (ms), priority (s), strict_priority, policy_class. Unknown fields are ignored.
+    azure     CSV: TIMESTAMP, ContextTokens, GeneratedTokens, located by header name as in every CSV format.
+    burstgpt  CSV: Timestamp (s), Request tokens, Response tokens; Total tokens and Session ID where present.
+    vidur     CSV: arrived_at (s), num_prefill_tokens, num_decode_tokens.
+
+Time
+    Exact to the nanosecond; finer digits round half to even. 0 .. 2^62-1 ns on the file's own clock (azure: since 1970,
+    UTC where no offset is written). Relative formats count from their own zero. azure files are placed so that the
+    earliest first row among them stands at that zero. Rows are merged by (time, file, row), and the first row of the
+    merged stream has arrival_ns 0.
+    A row may stand up to REORDER_ROWS rows late in its file; one that belongs before a row already given out is bad.
+    A first timestamp above 0 and calendar milliseconds in a mooncake file are fine; a negative time is a bad row.
+
+Bad rows
+    Not UTF-8; not exactly one JSON object (also: two objects, a comment, NaN, Infinity, a key given twice, a number
+    of thousands of digits or with an exponent of millions); a missing or null required field; a bool, string or
+    fraction where an integer is meant, 600.0 included; tokens outside 1..2^53, so that a zero output is one (in
+    BurstGPT it marks a failed request); a text field that is empty, no string or holds a lone surrogate; priority not
+    finite; as many hash_ids as do not fit input_length; an id outside 0..2^64-1; more than 2^20 block names.
+    CSV: a wrong number of fields, a quoted field that does not end on its line, `Total tokens` that is no sum, more
+    than nine digits of fraction, the 60th second.
+    Any format: a NUL byte, a carriage return inside the line, a line over 16 MiB, a last line that is cut.
+Bad files
+    Empty; only blank lines; a header alone; UTF-16 or UTF-32; carriage returns alone as line ends; a Git LFS pointer;
+    other archives; one JSON array; a header without the needed columns or separated by semicolons; a vidur file without
+    times; a format that is not told; a directory; whatever the system refuses, also while reading.
+    A gzip stream that is cut or damaged is one bad row without a line: the rows before it count with skip_bad.
+Accepted
+    gzip, by its first bytes; a UTF-8 byte order mark; CRLF; blank lines, also between rows; no final newline; float
+    timestamps; hash_ids absent, null or empty (content unknown); repeated ids, and ids that are not prefix-closed.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from heapq import heappush, heappushpop, merge
+from itertools import chain
+
+from kvcore.errors import InvalidTrace
+
+from .formats import ABSOLUTE, FORMATS, HASHED, detect, row_parser
+from .lines import Lines
+from .mooncake import BlockNamer, block_namer
+from .values import RowFacts, RowParser, Unusable
+
+__all__ = ["FORMATS", "REORDER_ROWS", "TraceRow", "TraceStream", "open_traces"]
+
+#: How many rows of a file are held back to put late ones in their place.
+REORDER_ROWS = 65_536
+
+_DEFAULT_BLOCK_SIZE = 16
+_DEFAULT_TRACE_BLOCK_SIZE = 512
+_SKIPPED_ROWS_MAX = 20
+#: What detection may look at: enough to see past a few damaged rows.
+_HEAD_LINES = 16
+_HEAD_BYTES = 1 << 20
+
+#: (time_ns, row, facts): unique in its first two members, so that ordering never compares facts.
+_Entry = tuple[int, int, RowFacts]
+
+
+@dataclass(frozen=True, slots=True)
+class TraceRow:
+    """One request of a trace.
+
+    arrival_ns: from the start of the merged trace, whose first row has 0; never decreases.
+    prompt_tokens, output_tokens: 1..2^53.
+    block_hashes: shape (ceil(prompt_tokens / TraceStream.block_size),) or (); names of the prompt's blocks, root to
+        leaf, each naming its whole prefix and its file, 0..2^64-1. (): the content is unknown.
+    session_id: rows of one file with an equal one belong together. delay_ns: pause after the session's previous answer.
+    priority: seconds of head start. strict_priority: 0..2^32-1, higher first. policy_class: class or family name.
+    file_index: position of its file among the paths, from 0.
+    row: number of the data row in its file, from 1; blank lines and the header do not count, bad rows do.
+    """
+
+    arrival_ns: int
+    prompt_tokens: int
+    output_tokens: int
+    block_hashes: tuple[int, ...] = ()
+    session_id: str | None = None
+    delay_ns: int | None = None
+    priority: float = 0.0
+    strict_priority: int = 0
+    policy_class: str | None = None
+    file_index: int = 0
+    row: int = 1
+
+
+class _Source:
+    """One opened file: its lines, its format, the parser of its rows, the namer of its blocks."""
+
+    __slots__ = ("absolute", "file", "file_index", "lines", "namer", "parse")
+
+    def __init__(
+        self, lines: Lines, name: str, parse: RowParser, file_index: int, namer: BlockNamer
+    ) -> None:
+        self.file = lines.file
+        self.file_index = file_index
+        self.lines = lines
+        self.parse = parse
+        self.namer = namer
+        self.absolute = name in ABSOLUTE
+
+
+class TraceStream:
+    """The rows of one or several traces in order of arrival: iterable once, TraceRow by TraceRow.
+
+    block_size: tokens per block of every block_hashes.
+    formats: of each file, in the order of the paths.
+    read: data rows seen so far, skipped ones included. Rows that wait in the reorder window are seen already, so that
+        with a limit it can exceed the rows given out.
+    skipped: bad rows among them (skip_bad only). skipped_rows: (file, line, reason) of the first 20.
+    reordered: rows that came after a later one and were put in their place.
+    The counters are final when the iteration has ended.
+
+    Files are closed when the iteration ends, fails or is abandoned, and by close() or the end of a `with` block.
+    Raises while iterating: InvalidTrace; RuntimeError if iterated again or after close().
+    Memory: up to REORDER_ROWS rows a file, whatever its length; block names exist only for the row in hand.
+    """
+
+    def __init__(
+        self, sources: list[_Source], formats: tuple[str, ...], block_size: int, skip_bad: bool, limit: int | None
+    ) -> None:
+        self.block_size = block_size
+        self.formats = formats
+        self.read = 0
+        self.skipped = 0
+        self.reordered = 0
+        self.skipped_rows: list[tuple[str, int | None, str]] = []
+        self._sources = sources
+        self._skip_bad = skip_bad
+        self._limit = limit
+        self._spent = False
+
+    def __iter__(self) -> Iterator[TraceRow]:
+        if self._spent:
+            raise RuntimeError("a TraceStream is read once: open the traces again")
+        self._spent = True
+        return self._rows()
+
+    def __enter__(self) -> TraceStream:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the files; harmless when repeated."""
+        self._spent = True
+        for source in self._sources:
+            source.lines.close()
+
+    def _rows(self) -> Iterator[TraceRow]:
+        namers = [source.namer for source in self._sources]
+        origin_ns: int | None = None
+        left = -1 if self._limit is None else self._limit
+        try:
+            if left == 0:
+                return
+            for time_ns, file_index, row, facts in self._merged():
+                if origin_ns is None:
+                    origin_ns = time_ns
+                _, prompt, output, ids, session_id, delay_ns, priority, strict_priority, policy_class = facts
+                yield TraceRow(
+                    time_ns - origin_ns, prompt, output, () if ids is None else namers[file_index](ids, prompt),
+                    session_id, delay_ns, priority, strict_priority, policy_class, file_index, row,
+                )
+                left -= 1
+                if left == 0:
+                    return
+        finally:
+            self.close()
+
+    def _merged(self) -> Iterator[tuple[int, int, int, RowFacts]]:
+        """(time_ns, file_index, row, facts) of all files, absolute times placed among the relative ones."""
+        base_ns = 0
+        ordered = [self._ordered(source) for source in self._sources]
+        if any(source.absolute for source in self._sources):
+            firsts = {}
+            for source in self._sources:
+                if source.absolute and (first := next(ordered[source.file_index], None)) is not None:
+                    firsts[source.file_index] = first
+            base_ns = min((first[0] for first in firsts.values()), default=0)
+            for index, first in firsts.items():
+                ordered[index] = chain((first,), ordered[index])
+        placed = [
+            _placed(ordered[source.file_index], source.file_index, base_ns if source.absolute else 0)
+            for source in self._sources
+        ]
+        return placed[0] if len(placed) == 1 else merge(*placed)
+
+    def _ordered(self, source: _Source) -> Iterator[_Entry]:
+        """The usable rows of one file by (time, row): a heap of the last REORDER_ROWS rows."""
+        parse = source.parse
+        window: list[_Entry] = []
+        rows_max = REORDER_ROWS
+        row = 0
+        latest_ns = given_ns = -1
+        for line, content in source.lines:
+            row += 1
+            self.read += 1
+            try:
+                if isinstance(content, str):
+                    raise Unusable(content)
+                facts = parse(content)
+                time_ns = facts[0]
+                if time_ns < given_ns:
+                    raise Unusable(f"more than {rows_max} rows late: it belongs before a row already replayed")
+            except Unusable as error:
+                self._skip(source.file, line, error.reason)
+                continue
+            if time_ns < latest_ns:
+                self.reordered += 1
+            else:
+                latest_ns = time_ns
+            if len(window) < rows_max:
+                heappush(window, (time_ns, row, facts))
+            else:
+                entry = heappushpop(window, (time_ns, row, facts))
+                given_ns = entry[0]
+                yield entry
+        # Sorting what is left is cheaper than popping it: it is nearly sorted.
+        window.sort()
+        yield from window
+
+    def _skip(self, file: str, line: int | None, reason: str) -> None:
+        if not self._skip_bad:
+            raise InvalidTrace(file, line, reason) from None
+        self.skipped += 1
+        if len(self.skipped_rows) < _SKIPPED_ROWS_MAX:
+            self.skipped_rows.append((file, line, reason))
+
+
+def _placed(entries: Iterator[_Entry], file_index: int, base_ns: int) -> Iterator[tuple[int, int, int, RowFacts]]:
+    for time_ns, row, facts in entries:
+        yield time_ns - base_ns, file_index, row, facts
+
+
+def open_traces(
+    paths: Iterable[str | os.PathLike[str]],
+    *,
+    format: str | None = None,
+    trace_block_size: int | None = None,
+    block_size: int | None = None,
+    skip_bad: bool = False,
+    limit: int | None = None,
+) -> TraceStream:
+    """Open trace files, tell their formats and return the merged stream of their rows.
+
+    paths: one or more files, gzip or plain; the same file twice is two traces.
+    format: one of FORMATS, for all files; None: each is told by its content.
+    trace_block_size: tokens per hash_ids block of mooncake files; None: 512.
+    block_size: tokens per block of the names wanted. It must divide trace_block_size, whose blocks are then split.
+        None: as in the trace, or 16 if no file has a format with block ids.
+    skip_bad: count bad rows and go on, instead of stopping at the first.
+    limit: stop after so many rows of the merged stream; None: all.
+    Raises: InvalidTrace with line None for a file that cannot be used, or that block_size does not fit; ValueError or
+        TypeError for arguments that are wrong whatever the files hold.
+    Cost: reads the first lines of each file, and keeps each open until the stream is closed.
+    """
+    if isinstance(paths, (str, bytes, os.PathLike)):
+        raise TypeError("paths is a sequence of paths, not one path")
+    files = [os.fsdecode(path) for path in paths]
+    if not files:
+        raise ValueError("no trace file is given")
+    if format is not None and format not in FORMATS:
+        raise ValueError(f"unknown trace format {format!r}; known: {', '.join(FORMATS)}")
+    for what, size in (("trace_block_size", trace_block_size), ("block_size", block_size)):
+        if size is not None and not 1 <= size < 1 << 31:
+            raise ValueError(f"{what} must be 1..2^31-1, not {size!r}")
+    if limit is not None and limit < 0:
+        raise ValueError(f"limit must be at least 0, not {limit!r}")
+    trace_size = _DEFAULT_TRACE_BLOCK_SIZE if trace_block_size is None else trace_block_size
+
+    opened: list[Lines] = []
+    try:
+        heads = []
+        for file in files:
+            lines = Lines(file)
+            opened.append(lines)
+            heads.append(_head(lines, format))
+        formats = tuple(name for name, _ in heads)
+        hashed = next((file for file, name in zip(files, formats, strict=True) if name in HASHED), None)
+        if block_size is None:
+            block_size = _DEFAULT_BLOCK_SIZE if hashed is None else trace_size
+        elif hashed is not None and trace_size % block_size:
+            reason = f"block size {block_size} does not divide its blocks of {trace_size} tokens"
+            raise InvalidTrace(hashed, None, reason)
+        sources = []
+        for index, (lines, (name, first)) in enumerate(zip(opened, heads, strict=True)):
+            parse = _parser(lines, name, first, trace_size, block_size)
+            sources.append(_Source(lines, name, parse, index, block_namer(index, trace_size, block_size)))
+    except BaseException:
+        for lines in opened:
+            lines.close()
+        raise
+    return TraceStream(sources, formats, block_size, skip_bad, limit)
+
+
+def _head(lines: Lines, format: str | None) -> tuple[str, bytes | str]:
+    """Format of a file, and its first non-blank line or why that one cannot be read."""
+    head = lines.peek(_HEAD_LINES, _HEAD_BYTES)
+    if not head:
+        raise InvalidTrace(lines.file, None, "no data: only blank lines")
+    if head[0][0] is None:
+        raise InvalidTrace(lines.file, None, str(head[0][1]))
+    number, first = head[0]
+    if format is None:
+        try:
+            format = detect([content for _, content in head if isinstance(content, bytes)])
+        except Unusable as error:
+            unread = f"; line {number}: {first}" if isinstance(first, str) else ""
+            raise InvalidTrace(lines.file, None, error.reason + unread) from None
+    return format, first
+
+
+def _parser(lines: Lines, name: str, first: bytes | str, trace_block_size: int, block_size: int) -> RowParser:
+    """The parser of an opened file, whose header, if it has one, is taken off its lines."""
+    try:
+        parse, header = row_parser(name, first, trace_block_size, block_size)
+    except Unusable as error:
+        raise InvalidTrace(lines.file, None, error.reason) from None
+    if header:
+        lines.skip_first()
+        if not lines.peek(1, 1):
+            raise InvalidTrace(lines.file, None, "no data: a header alone")
+    return parse
