@@ -18,8 +18,9 @@ MODULES = {
     "kvcore": (
         "kvcore",
         ["events.py", "actions.py", "request.py", "policy.py", "hashing.pyx",
-         "_slots.pyx", "_heap.pyx", "_prefix.pyx", "_lanes.pyx", "_drr.pyx", "_ledger.pyx", "_workers.pyx",
-         "_selector.pyx", "scheduler.pyx"],
+         "_slots.pyx", "_heap.pyx", "_prefix.pyx", "_requests.pyx", "_lanes.pyx", "_drr.pyx", "_ledger.pyx",
+         "_workers.pyx", "_selector.pyx", "_keys.pyx", "_fleet.pyx", "_placement.pyx", "_inspect.pyx", "_accept.pyx",
+         "scheduler.pyx"],
     ),
     "kvcore.drivers.replay": ("drivers/replay", ["_engine.pyx"]),
 }

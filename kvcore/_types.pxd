@@ -1,5 +1,6 @@
-# C vocabulary of the core. Everything below includes this file and nothing else below it.
+# C vocabulary of the core. Every module of kvcore may cimport this file; it cimports nothing of kvcore.
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
+from libc.stdlib cimport realloc
 
 ctypedef int64_t ns_t          # nanoseconds on the driver's monotonic origin, 0 <= ns < 2^62
 ctypedef int64_t tokens_t      # a count of tokens, >= 0
@@ -9,12 +10,14 @@ cdef extern from *:
     """
     typedef __int128 kv_i128;
     typedef unsigned __int128 kv_u128;
+    #define KV_NEVER_NS INT64_MAX
     #ifndef KVCORE_DEBUG
     #define KVCORE_DEBUG 0
     #endif
     """
     ctypedef long long i128 "kv_i128"              # C knows the width; Cython only passes it through
     ctypedef unsigned long long u128 "kv_u128"
+    const int64_t NEVER_NS "KV_NEVER_NS"           # later than any time: no deadline, no timer
     const bint DEBUG_CHECKS "KVCORE_DEBUG"         # invariant checks are compiled in iff 1
 
 cdef enum:
@@ -34,3 +37,16 @@ cdef inline uint64_t mix64(uint64_t x) noexcept nogil:
     x ^= x >> 27
     x *= <uint64_t>0x94D049BB133111EB
     return x ^ (x >> 31)
+
+cdef inline int64_t saturated(i128 value) noexcept nogil:
+    """The value, or the largest int64 where it does not fit."""
+    cdef int64_t top = 0x7FFFFFFFFFFFFFFF
+    return top if value > top else <int64_t>value
+
+cdef inline int resize(void** memory, size_t size) except -1:
+    """realloc that raises MemoryError and leaves the old block in place."""
+    cdef void* grown = realloc(memory[0], size)
+    if grown == NULL:
+        raise MemoryError()
+    memory[0] = grown
+    return 0

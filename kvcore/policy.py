@@ -120,9 +120,9 @@ class ClassTable:
         buckets = len(self.floors)
         self.table = tuple([cells[i // buckets, i % buckets] for i in range(len(self.families) * buckets)])
 
-    def is_known(self, name: str) -> bool:
-        """Whether a class name given by a caller names something: an explicit class or a family."""
-        return name in self.explicit or name in self.families
+    def names(self, policy_class: str) -> bool:
+        """Whether a name given by a caller names something: an explicit class or a family; always, if nothing is asked."""
+        return self.synthetic or policy_class in self.explicit or policy_class in self.families
 
     def resolve(self, policy_class: str | None, uncached_tokens: int) -> int:
         """Class index of a request with this many uncached prompt tokens (DESIGN D2). Cost: O(buckets)."""

@@ -1,0 +1,3 @@
+from kvcore._types cimport int64_t, ns_t
+
+cdef ns_t accept(tuple events, ns_t last_ns, int64_t block_size) except -2

@@ -1,0 +1,193 @@
+"""The door of `step`: context-free checks of a whole batch before the first write (DESIGN 3, item 2).
+
+Owns nothing and changes nothing. Whatever depends on the scheduler's state is not an error and is not looked at here. Types that
+the compiled dataclasses enforce at construction (text, C integers) are not checked again.
+
+Cost: O(1) per event, plus O(length) of its tuples.
+"""
+from cpython.float cimport PyFloat_CheckExact
+from cpython.long cimport PyLong_AsUnsignedLongLong, PyLong_CheckExact
+from libc.math cimport isfinite
+from kvcore._types cimport ceil_div
+from kvcore._workers cimport DP_SIZE_MAX
+from kvcore.errors import InvalidEvent
+from kvcore.events import Outcome
+from kvcore.events cimport (
+    BlocksCleared, BlocksRemoved, BlocksStored, Event, OutputBlockAdded, PrefillCompleted, RequestArrived,
+    RequestCancelled, RequestFinished, TimerFired, WorkerRemoved, WorkerUpserted)
+from kvcore.request cimport Overlap, Rank, Request, WorkerConfig
+
+cdef extern from "Python.h":
+    const char* PyUnicode_AsUTF8AndSize(object text, Py_ssize_t* size) except NULL
+
+cdef ns_t NS_END = <ns_t>1 << 62
+cdef int64_t TOKENS_MAX = <int64_t>1 << 53
+
+
+cdef ns_t accept(tuple events, ns_t last_ns, int64_t block_size) except -2:
+    """Check a batch that follows an event at last_ns; returns the time of its last event. Raises InvalidEvent."""
+    cdef Py_ssize_t index = 0
+    cdef Event event
+    for item in events:
+        try:
+            if not isinstance(item, Event):
+                raise ValueError(f"not an event: {type(item).__name__}")
+            event = <Event>item
+            if not 0 <= event.now_ns < NS_END:
+                raise ValueError(f"now_ns must be 0..2^62-1, not {event.now_ns}")
+            if event.now_ns < last_ns:
+                raise ValueError(f"time went back: now_ns {event.now_ns} after {last_ns}")
+            _check(event, block_size)
+        except (ValueError, TypeError, OverflowError) as error:
+            raise InvalidEvent(index, str(error)) from None
+        last_ns = event.now_ns
+        index += 1
+    return last_ns
+
+
+cdef int _check(Event event, int64_t block_size) except -1:
+    match event:
+        case RequestArrived():
+            _check_request((<RequestArrived>event).request, block_size)
+        case PrefillCompleted():
+            _check_run((<PrefillCompleted>event).request_id, (<PrefillCompleted>event).attempt)
+        case OutputBlockAdded():
+            _check_run((<OutputBlockAdded>event).request_id, (<OutputBlockAdded>event).attempt)
+            _check_fraction((<OutputBlockAdded>event).decay_fraction)
+        case RequestFinished():
+            _check_run((<RequestFinished>event).request_id, (<RequestFinished>event).attempt)
+            if not isinstance((<RequestFinished>event).outcome, Outcome):
+                raise ValueError(f"outcome must be an Outcome, not {(<RequestFinished>event).outcome!r}")
+            _check_count("context_tokens", (<RequestFinished>event).context_tokens, 0)
+        case BlocksStored():
+            _check_hashes("block_hashes", (<BlocksStored>event).block_hashes)
+            _check_incarnation((<BlocksStored>event).incarnation)
+        case BlocksRemoved():
+            _check_hashes("block_hashes", (<BlocksRemoved>event).block_hashes)
+            _check_incarnation((<BlocksRemoved>event).incarnation)
+        case BlocksCleared():
+            _check_incarnation((<BlocksCleared>event).incarnation)
+        case RequestCancelled():
+            _check_id((<RequestCancelled>event).request_id)
+        case WorkerUpserted():
+            _check_worker((<WorkerUpserted>event).config)
+            _check_incarnation((<WorkerUpserted>event).incarnation)
+        case WorkerRemoved():
+            pass
+        case TimerFired():
+            pass
+        case _:
+            raise ValueError(f"unknown event {type(event).__name__}")
+    return 0
+
+
+cdef int _check_request(Request request, int64_t block_size) except -1:
+    if request is None:
+        raise ValueError("request must not be None")
+    _check_id(request.request_id)
+    if not 1 <= request.prompt_tokens <= TOKENS_MAX:
+        raise ValueError(f"prompt_tokens must be 1..2^53, not {request.prompt_tokens}")
+    if request.policy_class is not None:
+        _check_text("policy_class", request.policy_class)
+    if request.deadline_ns is not None:
+        if not PyLong_CheckExact(request.deadline_ns) or not 0 <= request.deadline_ns < NS_END:
+            raise ValueError(f"deadline_ns must be None or 0..2^62-1, not {request.deadline_ns!r}")
+    _check_count("expected_output_tokens", request.expected_output_tokens, 0)
+    if request.allowed_workers is not None:
+        for worker_id in request.allowed_workers:
+            _check_hash("allowed_workers", worker_id)
+    _check_hashes("block_hashes", request.block_hashes)
+    if len(request.block_hashes) > ceil_div(request.prompt_tokens, block_size):
+        raise ValueError(f"{len(request.block_hashes)} block_hashes for {request.prompt_tokens} prompt tokens")
+    if request.sequence_hashes is not None:
+        _check_hashes("sequence_hashes", request.sequence_hashes)
+        if len(request.sequence_hashes) > request.prompt_tokens // block_size:
+            raise ValueError(f"{len(request.sequence_hashes)} sequence_hashes for {request.prompt_tokens} prompt tokens")
+    if request.overlap is not None:
+        _check_overlap(request.overlap)
+    return 0
+
+
+cdef int _check_overlap(Overlap overlap) except -1:
+    if overlap.device is None:
+        raise ValueError("overlap.device must be a tuple")
+    for pair in overlap.device:
+        if not isinstance(pair, tuple) or len(pair) != 2 or not isinstance(pair[0], Rank):
+            raise ValueError(f"overlap.device must hold pairs (Rank, blocks), not {pair!r}")
+        if not PyLong_CheckExact(pair[1]) or not 0 <= pair[1] < 2147483648:
+            raise ValueError(f"overlap blocks must be 0..2^31-1, not {pair[1]!r}")
+    return 0
+
+
+cdef int _check_worker(WorkerConfig config) except -1:
+    if config is None:
+        raise ValueError("config must not be None")
+    if not 1 <= config.dp_size <= DP_SIZE_MAX:
+        raise ValueError(f"dp_size must be 1..{DP_SIZE_MAX}, not {config.dp_size}")
+    if <int64_t>config.dp_start + config.dp_size > <int64_t>1 << 32:
+        raise ValueError(f"dp_start + dp_size must be at most 2^32, not {config.dp_start} + {config.dp_size}")
+    _check_count("max_batched_tokens", config.max_batched_tokens, 1)
+    _check_count("total_kv_blocks", config.total_kv_blocks, 1)
+    _check_count("max_requests", config.max_requests, 1)
+    return 0
+
+
+cdef int _check_run(str request_id, int64_t attempt) except -1:
+    _check_id(request_id)
+    if attempt < 1:
+        raise ValueError(f"attempt must be >= 1, not {attempt}")
+    return 0
+
+
+cdef int _check_id(str request_id) except -1:
+    if request_id is None or not request_id:
+        raise ValueError("request_id must be non-empty text")
+    return _check_text("request_id", request_id)
+
+
+cdef int _check_text(str name, str text) except -1:
+    try:
+        PyUnicode_AsUTF8AndSize(text, NULL)
+    except UnicodeEncodeError:
+        raise ValueError(f"{name} is not encodable as UTF-8: {text!r}") from None
+    return 0
+
+
+cdef int _check_incarnation(int64_t incarnation) except -1:
+    if incarnation < 0:
+        raise ValueError(f"incarnation must be >= 0, not {incarnation}")
+    return 0
+
+
+cdef int _check_count(str name, object value, int64_t low) except -1:
+    if value is not None and (not PyLong_CheckExact(value) or not low <= value <= TOKENS_MAX):
+        raise ValueError(f"{name} must be None or {low}..2^53, not {value!r}")
+    return 0
+
+
+cdef int _check_fraction(object fraction) except -1:
+    if fraction is None:
+        return 0
+    if not PyFloat_CheckExact(fraction) and not PyLong_CheckExact(fraction):
+        raise ValueError(f"decay_fraction must be None or a number in [0, 1], not {fraction!r}")
+    if not isfinite(<double>fraction) or not 0.0 <= <double>fraction <= 1.0:
+        raise ValueError(f"decay_fraction must be in [0, 1], not {fraction!r}")
+    return 0
+
+
+cdef int _check_hashes(str name, tuple hashes) except -1:
+    if hashes is None:
+        raise ValueError(f"{name} must be a tuple")
+    for value in hashes:
+        _check_hash(name, value)
+    return 0
+
+
+cdef inline int _check_hash(str name, object value) except -1:
+    if not PyLong_CheckExact(value):
+        raise ValueError(f"{name} must hold integers 0..2^64-1, not {value!r}")
+    try:
+        PyLong_AsUnsignedLongLong(value)
+    except OverflowError:
+        raise ValueError(f"{name} must hold integers 0..2^64-1, not {value!r}") from None
+    return 0

@@ -1,0 +1,246 @@
+"""PolicyQueue: all waiting requests, and deficit round robin between their classes (DESIGN D5).
+
+Owns the ring of classes: quantum and deficit of each, the cursor and the state of its visit, queue limits (D6) and the
+window of recent dispatches that retry hints come from (D18). Inside a class, order is _lanes' business.
+
+Never here: loads, workers, time as a decision, request ids.
+
+Rules: an empty class has deficit 0; a class with nothing dispatchable keeps its deficit and earns nothing; credit is granted
+once per visit and only when the head is too dear; what a pop leaves behind does not depend on how often one polls.
+Bound (Shreedhar & Varghese 1995, as DESIGN D5 states it): while i and j stay dispatchable,
+|S_i/q_i - S_j/q_j| <= 1 + max_i/q_i + max_j/q_j.
+
+Cost of one pop: at most 2C + 1 class visits, whatever the costs, plus the heaps' O(log n).
+"""
+from libc.stdlib cimport calloc, free, malloc
+from kvcore._types cimport NO_SLOT, saturated
+
+cdef int64_t RETRY_MIN_NS = 1_000_000                  # DESIGN D18: 1 ms to 1 h
+cdef int64_t RETRY_MAX_NS = 3_600_000_000_000
+
+
+cdef class PolicyQueue:
+    def __cinit__(self, object profile not None):
+        """Build the ring from a PolicyProfile (class order = ring order)."""
+        cdef slot_t i
+        self.count = len(profile.classes)
+        self.classes = <class_t*>calloc(self.count, sizeof(class_t))
+        self._heads = <slot_t*>malloc(self.count * sizeof(slot_t))
+        if self.classes == NULL or self._heads == NULL:
+            raise MemoryError("policy queue")
+        self.waiting = WaitingTable()
+        self._queues = [ClassQueue(self.waiting, i) for i in range(self.count)]
+        self._reference = profile.arbitration.value == "reference"
+        for i, item in enumerate(profile.classes):
+            self.classes[i].quantum = item.quantum
+            limits = (
+                item.request_queue_limit_per_worker,
+                item.raw_isl_token_queue_limit_per_worker,
+                item.cached_token_queue_limit_per_worker,
+            )
+            for kind, limit in enumerate(limits):
+                self.classes[i].limits[<int>kind] = LIMIT_NONE if limit is None else limit
+            self.classes[i].never_waits = 0 in limits
+
+    def __dealloc__(self):
+        free(self.classes)
+        free(self._heads)
+
+    cdef ClassQueue queue(self, slot_t class_index):
+        return <ClassQueue>self._queues[class_index]
+
+    cdef int push(self, slot_t item, slot_t class_index, slot_t rank) except -1:
+        """Store a request whose waiting row is filled; rank NO_SLOT is the shared heap."""
+        (<ClassQueue>self._queues[class_index]).push(item, rank)
+        self.size += 1
+        return 0
+
+    cdef void remove(self, slot_t item) noexcept:
+        """Take a stored request out without charging it."""
+        cdef slot_t class_index = self.waiting.rows[item].class_index
+        cdef ClassQueue queue = <ClassQueue>self._queues[class_index]
+        queue.remove(item)
+        self.size -= 1
+        if queue.size == 0:
+            self._emptied(class_index)
+
+    cdef slot_t pop(self, head_test_t test, void* judge) noexcept:
+        """Pick at most one request, charge its class and take it out; NO_SLOT when no head may run."""
+        cdef slot_t i, start, winner
+        cdef slot_t current = self.cursor
+        cdef bint closes = False
+        if self.size == 0:
+            if self._reference and self.visit != VISIT_NONE:
+                self._close_visit()
+            return NO_SLOT
+        for i in range(self.count):
+            self._heads[i] = NO_SLOT - 1        # not looked at in this call
+        if self.visit != VISIT_NONE:
+            if self._look(current, test, judge) != NO_SLOT:
+                if self._cost(current) <= self.classes[current].deficit:
+                    return self._take(current)
+                closes = self._reference or self.visit == VISIT_PAID
+            else:
+                closes = True
+        start = self._next(current) if closes else current
+        winner = self._scan(start, closes, test, judge)
+        if winner != NO_SLOT:
+            return self._take(winner)
+        for i in range(self.count):
+            if self._heads[i] != NO_SLOT:
+                return self._take(self._grant_rounds(start))
+        # Nobody may run. In mode `exact` nothing has been written, so that polling cannot be observed.
+        if self._reference and self.visit != VISIT_NONE:
+            self._close_visit()
+        return NO_SLOT
+
+    cdef void _close_visit(self) noexcept:
+        self.cursor = self._next(self.cursor)
+        self.visit = VISIT_NONE
+
+    cdef slot_t _next(self, slot_t class_index) noexcept:
+        return class_index + 1 if class_index + 1 < self.count else 0
+
+    cdef int64_t _cost(self, slot_t class_index) noexcept:
+        return self.waiting.rows[self._heads[class_index]].cost
+
+    cdef slot_t _look(self, slot_t class_index, head_test_t test, void* judge) noexcept:
+        """The class's candidate, asked for at most once per call."""
+        if self._heads[class_index] == NO_SLOT - 1:
+            self.visits += 1
+            if (<ClassQueue>self._queues[class_index]).size:
+                self._heads[class_index] = (<ClassQueue>self._queues[class_index]).candidate(test, judge)
+            else:
+                self._heads[class_index] = NO_SLOT
+        return self._heads[class_index]
+
+    cdef slot_t _scan(self, slot_t start, bint closes, head_test_t test, void* judge) noexcept:
+        """One round from `start`: the first class that can pay, after its quantum if need be; or NO_SLOT.
+
+        `closes`: the open visit ends as soon as some class turns out to have a candidate.
+        """
+        cdef slot_t step
+        cdef slot_t i = start
+        cdef class_t* row
+        for step in range(self.count):
+            if self._look(i, test, judge) != NO_SLOT:
+                if closes:
+                    self.cursor = start
+                    self.visit = VISIT_NONE
+                    closes = False
+                row = &self.classes[i]
+                if self._cost(i) <= row.deficit:
+                    self._arrive(i, VISIT_UNPAID)
+                    return i
+                row.deficit += row.quantum
+                if self._cost(i) <= row.deficit:
+                    self._arrive(i, VISIT_PAID)
+                    return i
+            i = self._next(i)
+        return NO_SLOT
+
+    cdef void _arrive(self, slot_t class_index, visit_t visit) noexcept:
+        self.cursor = class_index
+        self.visit = visit
+
+    cdef slot_t _grant_rounds(self, slot_t start) noexcept:
+        """Nobody could pay after one round: grant as many whole rounds as the nearest class needs, at once.
+
+        deficit + rounds * quantum < cost + 2 * quantum <= 3 * 2^53, so nothing overflows (DESIGN D20).
+        """
+        cdef int64_t rounds = -1
+        cdef int64_t need
+        cdef slot_t winner = start
+        cdef slot_t i = start
+        cdef slot_t step
+        cdef bint behind = False
+        cdef class_t* row
+        for step in range(self.count):
+            if self._heads[i] != NO_SLOT:
+                row = &self.classes[i]
+                need = (self._cost(i) - row.deficit + row.quantum - 1) // row.quantum
+                if rounds < 0 or need < rounds:
+                    rounds = need
+                    winner = i
+            i = self._next(i)
+        i = start
+        for step in range(self.count):
+            if self._heads[i] != NO_SLOT:
+                row = &self.classes[i]
+                row.deficit += (rounds - 1 if behind and not self._reference else rounds) * row.quantum
+            if i == winner:
+                behind = True
+            i = self._next(i)
+        self.visits += self.count
+        self._arrive(winner, VISIT_PAID)
+        return winner
+
+    cdef slot_t _take(self, slot_t class_index) noexcept:
+        """Pop the candidate of the class under the cursor and charge it."""
+        cdef slot_t item = self._heads[class_index]
+        cdef ClassQueue queue = <ClassQueue>self._queues[class_index]
+        self.classes[class_index].deficit -= self.waiting.rows[item].cost
+        queue.remove(item)
+        self.size -= 1
+        if queue.size == 0:
+            self._emptied(class_index)
+        elif self._reference and self.classes[class_index].deficit == 0:
+            self._close_visit()
+        return item
+
+    cdef void _emptied(self, slot_t class_index) noexcept:
+        """Idling banks no credit: otherwise a class could save up a burst and break the bound."""
+        self.classes[class_index].deficit = 0
+        if self.cursor == class_index:
+            self._close_visit()
+
+    cdef void charge(self, slot_t class_index, ns_t now_ns, int64_t cost) noexcept:
+        """Note a charged dispatch for retry hints and statistics."""
+        cdef class_t* row = &self.classes[class_index]
+        cdef int64_t at = row.dispatched % WINDOW
+        row.window_cost += cost - row.costs[at]
+        row.times[at] = now_ns
+        row.costs[at] = cost
+        row.dispatched += 1
+        row.dispatched_cost += cost
+
+    cdef int64_t usage(self, slot_t class_index, limit_t kind) noexcept:
+        """What waits in a class, in the unit of a limit; saturating."""
+        cdef ClassQueue queue = <ClassQueue>self._queues[class_index]
+        if kind == LIMIT_REQUESTS:
+            return queue.size
+        return saturated(queue.raw if kind == LIMIT_RAW_TOKENS else queue.cached)
+
+    cdef limit_t limit_hit(self, slot_t class_index, int64_t workers, int64_t* current, int64_t* bound) noexcept:
+        """The first limit that usage has reached, with usage and bound; LIMIT_NONE if there is room (DESIGN D6)."""
+        cdef int kind
+        cdef i128 limit
+        cdef i128 used
+        cdef ClassQueue queue = <ClassQueue>self._queues[class_index]
+        for kind in range(LIMIT_KINDS):
+            if self.classes[class_index].limits[kind] != LIMIT_NONE:
+                limit = <i128>self.classes[class_index].limits[kind] * max(1, workers)
+                used = queue.size if kind == 0 else queue.raw if kind == 1 else queue.cached
+                if used >= limit:
+                    current[0] = saturated(used)
+                    bound[0] = saturated(limit)
+                    return <limit_t>kind
+        return LIMIT_NONE
+
+    cdef int64_t retry_after_ns(self, slot_t class_index, int64_t current, int64_t bound) noexcept:
+        """Estimated time until a refused request would find room (DESIGN D18); -1: unknown."""
+        cdef class_t* row = &self.classes[class_index]
+        cdef ClassQueue queue = <ClassQueue>self._queues[class_index]
+        cdef int64_t first = row.dispatched - WINDOW if row.dispatched > WINDOW else 0
+        cdef i128 span, served, excess, value
+        if row.dispatched < 2 or current == 0:
+            return -1
+        span = row.times[(row.dispatched - 1) % WINDOW] - row.times[first % WINDOW]
+        if span == 0:
+            return -1
+        served = row.window_cost - row.costs[first % WINDOW]
+        excess = (<i128>saturated(queue.cost) * (current - <i128>bound + 1) + current - 1) // current
+        if excess > (<i128>RETRY_MAX_NS * served) // span:
+            return RETRY_MAX_NS
+        value = (excess * span + served - 1) // served
+        return <int64_t>max(RETRY_MIN_NS, min(RETRY_MAX_NS, value))

@@ -1,0 +1,36 @@
+# Reading the state: loads, statistics, digest, audit. Owns the counters that only statistics need.
+cimport cython
+from kvcore._drr cimport PolicyQueue
+from kvcore._fleet cimport Fleet
+from kvcore._requests cimport RequestTable
+from kvcore._types cimport int64_t, slot_t
+
+
+@cython.final
+cdef class Inspector:
+    cdef object _profile
+    cdef RequestTable _requests
+    cdef PolicyQueue _queue
+    cdef Fleet _fleet
+    cdef dict _rejected                    # reason -> count
+    cdef list _class_rejected              # by class
+    cdef int64_t arrived
+    cdef int64_t completed
+    cdef int64_t aborted
+    cdef int64_t evicted
+    cdef int64_t stale
+    cdef int64_t unknown_names
+
+    cdef int count_reject(self, object reason, slot_t class_index) except -1
+    cdef object loads(self)
+    cdef object stats(self)
+    cdef str digest(self, tuple scalars)
+    cdef list audit(self)
+
+    cdef int64_t _running(self)
+    cdef list _weights(self, slot_t slot)
+    cdef tuple _request_state(self, slot_t slot)
+    cdef list _class_state(self)
+    cdef list _rank_state(self)
+    cdef int _audit_ranks(self, list faults) except -1
+    cdef int _audit_classes(self, list faults) except -1

@@ -1,0 +1,62 @@
+# Live requests: identity, state, path of blocks, deadlines and booking timers.
+cimport cython
+from kvcore._heap cimport heap_t
+from kvcore._slots cimport SlotTable
+from kvcore._types cimport int32_t, int64_t, ns_t, slot_t, tokens_t, uint64_t
+from kvcore.request cimport Request
+
+
+cdef enum state_t:
+    STATE_FREE             # no request in this row
+    STATE_WAITING          # stored in its class
+    STATE_RUNNING          # booked on a rank
+    STATE_EVICTED          # its booking is gone, its driver has not answered yet
+
+
+cdef struct request_t:
+    state_t state
+    bint track_prefill
+    bint may_wait          # False: dispatch in the step of arrival, or reject
+    slot_t pin             # rank slot of the exact pin, or NO_SLOT
+    slot_t class_index     # -1 before classification
+    tokens_t prompt
+    ns_t arrival_ns
+    ns_t deadline_ns       # NEVER_NS: none
+    int64_t attempt        # of the present or last booking; 0 before the first
+    uint64_t* path         # block hashes, root to leaf; owned by the row
+    uint64_t* sequence     # names of the complete prompt blocks; inside `path`'s memory
+    int32_t path_length
+    int32_t sequence_length
+    ns_t progress_ns       # last progress of the booking, or the moment of eviction
+    slot_t older           # booking timers in order of progress_ns
+    slot_t newer
+
+
+@cython.final
+cdef class RequestTable:
+    cdef SlotTable ids
+    cdef request_t* rows
+    cdef slot_t _capacity
+    cdef list _requests            # slot -> Request while it waits, else None
+    cdef heap_t _deadlines
+    cdef int32_t* _deadline_pos
+    cdef slot_t _oldest            # booking timer that is due first
+    cdef slot_t _newest
+
+    cdef slot_t find(self, str request_id)
+    cdef slot_t find_attempt(self, str request_id, int64_t attempt)
+    cdef slot_t open(self, Request request, ns_t now_ns, int64_t block_size) except -1
+    cdef int close(self, slot_t slot) except -1
+    cdef Request request(self, slot_t slot)
+    cdef int start_waiting(self, slot_t slot, uint64_t seq) except -1
+    cdef void forget_deadline(self, slot_t slot) noexcept
+    cdef int start_running(self, slot_t slot, int64_t attempt, ns_t now_ns) except -1
+    cdef void touch(self, slot_t slot, ns_t now_ns) noexcept
+    cdef ns_t first_deadline_ns(self) noexcept
+    cdef slot_t first_deadline(self) noexcept
+    cdef ns_t first_progress_ns(self) noexcept
+    cdef slot_t first_progress(self) noexcept
+
+    cdef void _link(self, slot_t slot, ns_t now_ns) noexcept
+    cdef int _grow(self, slot_t slots) except -1
+    cdef void _unlink(self, slot_t slot) noexcept

@@ -1,0 +1,198 @@
+"""RequestTable: every live request, from arrival to its one end.
+
+Owns id and row of each request, its state, the C copy of its block path, and the two orders that time cares about: deadlines
+of waiting requests (indexed heap) and bookings by their last progress (a list: the time to live is the same for all, so the
+one that progressed longest ago is due first).
+
+Never here: queue order (_lanes), load (_ledger), decisions.
+
+Invariants: a row is live iff its id is in `ids`; exactly the waiting rows with a deadline are in the heap; exactly the
+running and evicted rows are in the list, whose progress_ns never falls from oldest to newest, equal ones by attempt.
+"""
+from cpython.long cimport PyLong_AsUnsignedLongLong
+from libc.stdlib cimport free, malloc
+from kvcore._heap cimport heap_free, heap_init, heap_push, heap_remove, key_t
+from kvcore._types cimport NEVER_NS, NO_SLOT, resize
+
+
+cdef class RequestTable:
+    def __cinit__(self):
+        self.ids = SlotTable()
+        self._requests = []
+        heap_init(&self._deadlines)
+        self._oldest = NO_SLOT
+        self._newest = NO_SLOT
+
+    def __dealloc__(self):
+        cdef slot_t slot
+        if self.rows != NULL:
+            for slot in range(self.ids.size):
+                free(self.rows[slot].path)
+        free(self.rows)
+        free(self._deadline_pos)
+        heap_free(&self._deadlines)
+
+    cdef slot_t find(self, str request_id):
+        """Row of a live request, or NO_SLOT."""
+        return self.ids.get(request_id)
+
+    cdef slot_t find_attempt(self, str request_id, int64_t attempt):
+        """Row of a running or evicted request whose present attempt this is, or NO_SLOT."""
+        cdef slot_t slot = self.ids.get(request_id)
+        if slot == NO_SLOT or self.rows[slot].attempt != attempt or self.rows[slot].state == STATE_WAITING:
+            return NO_SLOT
+        return slot
+
+    cdef Request request(self, slot_t slot):
+        return <Request>self._requests[slot]
+
+    cdef slot_t open(self, Request request, ns_t now_ns, int64_t block_size) except -1:
+        """A row for a request whose id is not live; state FREE until the owner stores it. Copies its path."""
+        cdef slot_t slot
+        cdef request_t* row
+        cdef uint64_t* path = NULL
+        cdef Py_ssize_t blocks = len(request.block_hashes)
+        cdef Py_ssize_t extra = 0 if request.sequence_hashes is None else len(request.sequence_hashes)
+        cdef Py_ssize_t i
+        if blocks + extra:
+            path = <uint64_t*>malloc((blocks + extra) * sizeof(uint64_t))
+            if path == NULL:
+                raise MemoryError("request path")
+            for i in range(blocks):
+                path[i] = PyLong_AsUnsignedLongLong(request.block_hashes[i])
+            for i in range(extra):
+                path[blocks + i] = PyLong_AsUnsignedLongLong(request.sequence_hashes[i])
+        slot = self.ids.add(request.request_id)
+        if slot >= self._capacity:
+            self._grow(slot + 1)
+        if slot == len(self._requests):
+            self._requests.append(request)
+        else:
+            self._requests[slot] = request
+        row = &self.rows[slot]
+        row.state = STATE_FREE
+        row.track_prefill = request.track_prefill
+        row.may_wait = not request.do_not_queue
+        row.pin = NO_SLOT
+        row.class_index = -1
+        row.prompt = request.prompt_tokens
+        row.arrival_ns = now_ns
+        row.deadline_ns = NEVER_NS if request.deadline_ns is None else request.deadline_ns
+        row.attempt = 0
+        row.path = path
+        row.path_length = <int32_t>blocks
+        if request.sequence_hashes is None:
+            row.sequence = path
+            row.sequence_length = <int32_t>min(blocks, row.prompt // block_size)
+        else:
+            row.sequence = path + blocks
+            row.sequence_length = <int32_t>extra
+        return slot
+
+    cdef int close(self, slot_t slot) except -1:
+        """The request has ended: the row is free, its id may be used again."""
+        cdef request_t* row = &self.rows[slot]
+        if row.state == STATE_WAITING:
+            self.forget_deadline(slot)
+        elif row.state != STATE_FREE:
+            self._unlink(slot)
+        row.state = STATE_FREE
+        free(row.path)
+        row.path = NULL
+        self._requests[slot] = None
+        self.ids.remove(slot)
+        return 0
+
+    cdef int start_waiting(self, slot_t slot, uint64_t seq) except -1:
+        """The request waits from now on; its deadline counts."""
+        cdef key_t key
+        cdef request_t* row = &self.rows[slot]
+        if row.deadline_ns != NEVER_NS:
+            key.tier = 0
+            key.first = row.deadline_ns
+            key.second = 0
+            key.seq = seq
+            heap_push(&self._deadlines, &key, slot, self._deadline_pos)
+        row.state = STATE_WAITING
+        return 0
+
+    cdef void forget_deadline(self, slot_t slot) noexcept:
+        if self.rows[slot].deadline_ns != NEVER_NS:
+            heap_remove(&self._deadlines, slot, self._deadline_pos)
+
+    cdef int start_running(self, slot_t slot, int64_t attempt, ns_t now_ns) except -1:
+        """The waiting request has been booked."""
+        self.forget_deadline(slot)
+        self.rows[slot].state = STATE_RUNNING
+        self.rows[slot].attempt = attempt
+        self._requests[slot] = None
+        self._link(slot, now_ns)
+        return 0
+
+    cdef void touch(self, slot_t slot, ns_t now_ns) noexcept:
+        """Progress of a running request, or its eviction: its timer starts again."""
+        if self._newest == slot:
+            self.rows[slot].progress_ns = now_ns
+        else:
+            self._unlink(slot)
+            self._link(slot, now_ns)
+
+    cdef ns_t first_deadline_ns(self) noexcept:
+        return <ns_t>self._deadlines.nodes[0].key.first if self._deadlines.size else NEVER_NS
+
+    cdef slot_t first_deadline(self) noexcept:
+        return self._deadlines.nodes[0].item
+
+    cdef ns_t first_progress_ns(self) noexcept:
+        """Progress time of the timer that is due first, NEVER_NS if none runs."""
+        return NEVER_NS if self._oldest == NO_SLOT else self.rows[self._oldest].progress_ns
+
+    cdef slot_t first_progress(self) noexcept:
+        """Row of the timer that is due first; among equal times the lowest attempt."""
+        cdef slot_t best = self._oldest
+        cdef slot_t slot = self.rows[best].newer
+        while slot != NO_SLOT and self.rows[slot].progress_ns == self.rows[best].progress_ns:
+            if self.rows[slot].attempt < self.rows[best].attempt:
+                best = slot
+            slot = self.rows[slot].newer
+        return best
+
+    cdef void _link(self, slot_t slot, ns_t now_ns) noexcept:
+        """Append; steps back over later times, which exist only while overdue timers are restarted."""
+        cdef slot_t before = self._newest
+        cdef request_t* row = &self.rows[slot]
+        while before != NO_SLOT and self.rows[before].progress_ns > now_ns:
+            before = self.rows[before].older
+        row.progress_ns = now_ns
+        row.older = before
+        row.newer = self._oldest if before == NO_SLOT else self.rows[before].newer
+        if row.newer == NO_SLOT:
+            self._newest = slot
+        else:
+            self.rows[row.newer].older = slot
+        if before == NO_SLOT:
+            self._oldest = slot
+        else:
+            self.rows[before].newer = slot
+
+    cdef void _unlink(self, slot_t slot) noexcept:
+        cdef request_t* row = &self.rows[slot]
+        if row.older == NO_SLOT:
+            self._oldest = row.newer
+        else:
+            self.rows[row.older].newer = row.newer
+        if row.newer == NO_SLOT:
+            self._newest = row.older
+        else:
+            self.rows[row.newer].older = row.older
+
+    cdef int _grow(self, slot_t slots) except -1:
+        cdef slot_t capacity = max(slots, 2 * self._capacity, 16)
+        cdef slot_t slot
+        resize(<void**>&self.rows, capacity * sizeof(request_t))
+        for slot in range(self._capacity, capacity):
+            self.rows[slot].path = NULL
+            self.rows[slot].state = STATE_FREE
+        resize(<void**>&self._deadline_pos, capacity * sizeof(int32_t))
+        self._capacity = capacity
+        return 0

@@ -1,0 +1,54 @@
+# Workers and their data-parallel ranks: identity, incarnation, configuration, canonical order.
+cimport cython
+from kvcore._types cimport int32_t, int64_t, slot_t, uint32_t, uint64_t
+from kvcore.request cimport WorkerConfig
+
+
+cdef enum:
+    DP_SIZE_MAX = 65536            # ranks of one worker: a bound on what one event may allocate
+    BATCHED_TOKENS_DEFAULT = 10000000
+
+
+cdef struct rank_t:
+    uint64_t worker_id
+    uint32_t dp_rank
+    slot_t worker          # NO_SLOT: the rank is gone and only waiting pins keep the row
+    int32_t pins           # waiting requests pinned to it
+    slot_t next_free
+
+
+cdef struct worker_t:
+    uint64_t worker_id
+    int64_t incarnation
+    uint32_t dp_start
+    uint32_t dp_size
+    slot_t* ranks          # rank slots of dp_start .. dp_start + dp_size - 1
+    int64_t max_batched_tokens
+
+
+@cython.final
+cdef class WorkerTable:
+    cdef dict _slots               # worker_id -> worker slot
+    cdef list _free
+    cdef worker_t* workers
+    cdef slot_t _workers_size
+    cdef rank_t* ranks
+    cdef readonly slot_t ranks_size    # rank slots ever made; every slot is below it
+    cdef slot_t _ranks_free
+    cdef dict _ghosts              # (worker_id, dp_rank) -> rank slot kept by waiting pins only
+    cdef slot_t* order             # present ranks by (worker_id, dp_rank)
+    cdef slot_t present            # how many
+
+    cdef slot_t count(self)
+    cdef slot_t find(self, object worker_id)
+    cdef slot_t find_rank(self, object worker_id, uint32_t dp_rank)
+    cdef slot_t add_worker(self, WorkerConfig config, int64_t incarnation) except -1
+    cdef int remove_worker(self, slot_t worker) except -1
+    cdef slot_t add_rank(self, slot_t worker, uint32_t dp_rank) except -1
+    cdef int remove_rank(self, slot_t rank) except -1
+    cdef int set_range(self, slot_t worker, uint32_t dp_start, uint32_t dp_size) except -1
+    cdef void pin(self, slot_t rank) noexcept
+    cdef int unpin(self, slot_t rank) except -1
+    cdef slot_t ranks_of_allowed(self, frozenset allowed, slot_t* out)
+
+    cdef slot_t _position(self, uint64_t worker_id, uint32_t dp_rank) noexcept nogil

@@ -1,0 +1,183 @@
+"""WorkerTable: which workers exist, and the dense numbering of their ranks.
+
+Owns worker rows (identity, incarnation, dp range, caps), rank rows, and the canonical order (worker_id, dp_rank) in which
+every choice that could depend on order is made (DESIGN D8). A rank that is gone keeps its row while waiting requests are
+pinned to it, so that a lane never changes its rank.
+
+Never here: load (_ledger), cached blocks (_prefix), who waits (_lanes).
+
+Invariants: `order` holds exactly the ranks that have a worker, sorted; a rank row is live iff it has a worker or a pin;
+rank slots are shared with every table that is indexed by rank.
+"""
+from libc.stdlib cimport free, malloc
+from libc.string cimport memmove
+from kvcore._types cimport NO_SLOT, resize
+
+
+cdef class WorkerTable:
+    def __cinit__(self):
+        self._slots = {}
+        self._free = []
+        self._ghosts = {}
+        self._ranks_free = NO_SLOT
+
+    def __dealloc__(self):
+        cdef slot_t worker
+        for worker in range(self._workers_size):
+            free(self.workers[worker].ranks)
+        free(self.workers)
+        free(self.ranks)
+        free(self.order)
+
+    cdef slot_t count(self):
+        return <slot_t>len(self._slots)
+
+    cdef slot_t find(self, object worker_id):
+        """Slot of a worker, or NO_SLOT."""
+        found = self._slots.get(worker_id)
+        return NO_SLOT if found is None else found
+
+    cdef slot_t find_rank(self, object worker_id, uint32_t dp_rank):
+        """Slot of a present rank, or NO_SLOT."""
+        cdef slot_t worker = self.find(worker_id)
+        cdef worker_t* row
+        if worker == NO_SLOT:
+            return NO_SLOT
+        row = &self.workers[worker]
+        if dp_rank < row.dp_start or dp_rank - row.dp_start >= row.dp_size:
+            return NO_SLOT
+        return row.ranks[dp_rank - row.dp_start]
+
+    cdef slot_t add_worker(self, WorkerConfig config, int64_t incarnation) except -1:
+        """A worker without ranks; the owner adds them."""
+        cdef slot_t worker
+        if self._free:
+            worker = self._free.pop()
+        else:
+            if not self._workers_size & (self._workers_size - 1):
+                resize(<void**>&self.workers, max(1, 2 * self._workers_size) * sizeof(worker_t))
+            worker = self._workers_size
+            self._workers_size += 1
+        self.workers[worker].worker_id = config.worker_id
+        self.workers[worker].incarnation = incarnation
+        self.workers[worker].dp_start = config.dp_start
+        self.workers[worker].dp_size = 0
+        self.workers[worker].ranks = NULL
+        self.workers[worker].max_batched_tokens = BATCHED_TOKENS_DEFAULT
+        self._slots[config.worker_id] = worker
+        return worker
+
+    cdef int remove_worker(self, slot_t worker) except -1:
+        """Forget a worker whose ranks have been removed."""
+        del self._slots[self.workers[worker].worker_id]
+        free(self.workers[worker].ranks)
+        self.workers[worker].ranks = NULL
+        self._free.append(worker)
+        return 0
+
+    cdef slot_t add_rank(self, slot_t worker, uint32_t dp_rank) except -1:
+        """A present rank of this worker; a row kept by waiting pins is taken up again. O(ranks) at worst."""
+        cdef uint64_t worker_id = self.workers[worker].worker_id
+        cdef slot_t rank, at
+        ghost = self._ghosts.pop((worker_id, dp_rank), None) if self._ghosts else None
+        if ghost is not None:
+            rank = ghost
+        elif self._ranks_free != NO_SLOT:
+            rank = self._ranks_free
+            self._ranks_free = self.ranks[rank].next_free
+            self.ranks[rank].pins = 0
+        else:
+            if not self.ranks_size & (self.ranks_size - 1):
+                resize(<void**>&self.ranks, max(1, 2 * self.ranks_size) * sizeof(rank_t))
+                resize(<void**>&self.order, max(1, 2 * self.ranks_size) * sizeof(slot_t))
+            rank = self.ranks_size
+            self.ranks_size += 1
+            self.ranks[rank].pins = 0
+        self.ranks[rank].worker_id = worker_id
+        self.ranks[rank].dp_rank = dp_rank
+        self.ranks[rank].worker = worker
+        at = self._position(worker_id, dp_rank)
+        memmove(self.order + at + 1, self.order + at, (self.present - at) * sizeof(slot_t))
+        self.order[at] = rank
+        self.present += 1
+        return rank
+
+    cdef int remove_rank(self, slot_t rank) except -1:
+        """A rank is gone; its row lives on while requests wait for exactly this rank."""
+        cdef rank_t* row = &self.ranks[rank]
+        cdef slot_t at = self._position(row.worker_id, row.dp_rank)
+        self.present -= 1
+        memmove(self.order + at, self.order + at + 1, (self.present - at) * sizeof(slot_t))
+        row.worker = NO_SLOT
+        if row.pins:
+            self._ghosts[(row.worker_id, row.dp_rank)] = rank
+        else:
+            row.next_free = self._ranks_free
+            self._ranks_free = rank
+        return 0
+
+    cdef int set_range(self, slot_t worker, uint32_t dp_start, uint32_t dp_size) except -1:
+        """Note the present range of a worker whose ranks of that range have all been added or kept."""
+        cdef worker_t* row = &self.workers[worker]
+        cdef slot_t* ranks = <slot_t*>malloc(dp_size * sizeof(slot_t))
+        cdef slot_t at = self._position(row.worker_id, dp_start)
+        cdef uint32_t i
+        if ranks == NULL:
+            raise MemoryError("worker ranks")
+        for i in range(dp_size):
+            ranks[i] = self.order[at + i]
+        free(row.ranks)
+        row.ranks = ranks
+        row.dp_start = dp_start
+        row.dp_size = dp_size
+        return 0
+
+    cdef void pin(self, slot_t rank) noexcept:
+        self.ranks[rank].pins += 1
+
+    cdef int unpin(self, slot_t rank) except -1:
+        cdef rank_t* row = &self.ranks[rank]
+        row.pins -= 1
+        if row.pins == 0 and row.worker == NO_SLOT:
+            del self._ghosts[(row.worker_id, row.dp_rank)]
+            row.next_free = self._ranks_free
+            self._ranks_free = rank
+        return 0
+
+    cdef slot_t ranks_of_allowed(self, frozenset allowed, slot_t* out):
+        """Present ranks of an allow-list, in canonical order, into `out` (room for all present ranks). Returns how many."""
+        cdef slot_t count = 0
+        cdef slot_t worker, i
+        cdef uint32_t j
+        if len(allowed) * 8 > self.present:
+            for i in range(self.present):
+                if self.ranks[self.order[i]].worker_id in allowed:
+                    out[count] = self.order[i]
+                    count += 1
+            return count
+        workers = sorted([worker_id for worker_id in allowed if worker_id in self._slots])
+        for worker_id in workers:
+            worker = self._slots[worker_id]
+            for j in range(self.workers[worker].dp_size):
+                out[count] = self.workers[worker].ranks[j]
+                count += 1
+        return count
+
+    cdef slot_t _position(self, uint64_t worker_id, uint32_t dp_rank) noexcept nogil:
+        """First place in `order` whose rank is not before (worker_id, dp_rank). O(log ranks)."""
+        cdef slot_t low = 0
+        cdef slot_t high = self.present
+        cdef slot_t middle
+        cdef rank_t* row
+        if high:
+            row = &self.ranks[self.order[high - 1]]
+            if row.worker_id < worker_id or (row.worker_id == worker_id and row.dp_rank < dp_rank):
+                return high
+        while low < high:
+            middle = (low + high) // 2
+            row = &self.ranks[self.order[middle]]
+            if row.worker_id < worker_id or (row.worker_id == worker_id and row.dp_rank < dp_rank):
+                low = middle + 1
+            else:
+                high = middle
+        return low

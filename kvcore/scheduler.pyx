@@ -1,0 +1,564 @@
+"""Scheduler: the decision, `step(event) -> actions` (DESIGN 3). The only file that knows all the parts.
+
+Owns the order in which things happen inside a step, the last time seen, the generator, the counters of attempts and of
+arrival order. Everything else has an owner of its own: live requests (_requests), waiting order (_drr, _lanes), workers with
+their load and caches (_fleet), eligibility and choice (_placement).
+
+A step: accept the whole batch (no writes) -> per event: advance time, apply the fact -> settle: pop, place, repeat -> Parks.
+
+Never here: I/O, clocks, threads, logging, and what belongs to one part alone.
+
+Invariants: after a step no ready head is dispatchable (work conservation); a request ends exactly once; nothing raises after
+accept, and if something does, the scheduler is poisoned: every later step raises.
+"""
+from libc.math cimport floor
+from libc.stdlib cimport free
+from kvcore._accept cimport accept
+from kvcore._drr cimport LIMIT_NONE, LIMIT_REQUESTS, PolicyQueue, limit_t
+from kvcore._fleet cimport Fleet
+from kvcore._inspect cimport Inspector
+from kvcore._keys cimport fill_key, order_named, order_t
+from kvcore._lanes cimport ClassQueue, waiting_t
+from kvcore._placement cimport Placement
+from kvcore._requests cimport STATE_EVICTED, STATE_RUNNING, STATE_WAITING, RequestTable, request_t
+from kvcore._types cimport FRACTION_ONE, NEVER_NS, NO_SLOT, int32_t, int64_t, ns_t, resize, slot_t, uint64_t
+from kvcore.actions cimport Dispatch, Reject, make_evict, make_ignored, make_park, make_reject
+from kvcore.events cimport (
+    BlocksCleared, BlocksRemoved, BlocksStored, Event, OutputBlockAdded, PrefillCompleted, RequestArrived,
+    RequestCancelled, RequestFinished, TimerFired, WorkerRemoved, WorkerUpserted)
+from kvcore.policy cimport ClassTable
+from kvcore.request cimport Request
+
+from kvcore._inspect import LOAD_DTYPE
+from kvcore.actions import EvictReason, IgnoredReason, ParkReason, RejectReason
+from kvcore.config import SchedulerConfig
+from kvcore.events import Outcome
+
+__all__ = ["LOAD_DTYPE", "Scheduler"]
+
+cdef struct stored_t:
+    # A request stored in the present batch.
+    slot_t slot
+    uint64_t seq
+
+cdef object QUEUED = ParkReason.QUEUED
+cdef object STALE = IgnoredReason.STALE
+cdef object COMPLETED = Outcome.COMPLETED
+cdef tuple FULL_REASONS = (
+    RejectReason.QUEUE_FULL_REQUESTS, RejectReason.QUEUE_FULL_RAW_TOKENS, RejectReason.QUEUE_FULL_CACHED_TOKENS)
+cdef tuple NOTHING = ()
+
+
+cdef bint may_run(void* scheduler, slot_t class_index, slot_t slot) noexcept:
+    """The dispatch test that the queue asks for its heads."""
+    return (<Scheduler>scheduler).placement.may_run(class_index, slot)
+
+
+cdef class Scheduler:
+    """The scheduler core: a deterministic state machine without I/O.
+
+    Give it facts with `step`, carry out the actions that it returns, step `TimerFired` at `next_deadline_ns`.
+    One owner at a time; re-entry raises RuntimeError.
+    """
+
+    cdef readonly object config            # SchedulerConfig
+    cdef ns_t ttl_ns                       # NEVER_NS: bookings do not expire
+    cdef int64_t block_size
+    cdef ClassTable class_table
+    cdef order_t* orders                   # by class
+    cdef RequestTable requests
+    cdef PolicyQueue queue
+    cdef Fleet fleet
+    cdef Placement placement
+    cdef Inspector inspector
+    cdef stored_t* stored                  # what this batch has stored, by seq
+    cdef int64_t stored_size
+    cdef int64_t stored_room
+    cdef ns_t now_ns
+    cdef uint64_t generator
+    cdef uint64_t next_seq
+    cdef int64_t next_attempt
+    cdef bint stepping
+    cdef bint poisoned
+
+    def __cinit__(self, config=None):
+        """A scheduler without workers, at time 0. config None: every default of SchedulerConfig."""
+        cdef slot_t i
+        config = SchedulerConfig() if config is None else config
+        if not isinstance(config, SchedulerConfig):
+            raise TypeError(f"config must be a SchedulerConfig, not {type(config).__name__}")
+        profile = config.effective_profile()
+        self.config = config
+        self.block_size = config.block_size
+        self.ttl_ns = NEVER_NS if config.booking_ttl_ns is None else config.booking_ttl_ns
+        self.generator = config.seed
+        self.next_attempt = 1
+        thresholds = [
+            None if item.prefill_busy_threshold is None and item.prefill_busy_threshold_frac is None
+            else (item.prefill_busy_threshold, item.prefill_busy_threshold_frac) for item in profile.classes]
+        distinct = list(dict.fromkeys(pair for pair in thresholds if pair is not None))
+        self.class_table = ClassTable(profile)
+        self.requests = RequestTable()
+        self.queue = PolicyQueue(profile)
+        self.fleet = Fleet(distinct)
+        self.placement = Placement(
+            self.fleet, self.requests, config, [None if pair is None else distinct.index(pair) for pair in thresholds])
+        self.inspector = Inspector(profile, self.requests, self.queue, self.fleet)
+        resize(<void**>&self.orders, self.queue.count * sizeof(order_t))
+        for i, item in enumerate(profile.classes):
+            self.orders[i] = order_named(item.queue_policy.value)
+
+    def __dealloc__(self):
+        free(self.orders)
+        free(self.stored)
+
+    # The door.
+
+    def step(self, event, /):
+        """Apply one fact; returns the actions that follow from it. Raises InvalidEvent, and then nothing has changed."""
+        return self._run((event,))
+
+    def step_many(self, events, /):
+        """Apply facts in order, then decide once, at the last one's time (DESIGN 3, item 5). Empty: nothing happens."""
+        return self._run(tuple(events))
+
+    @property
+    def next_deadline_ns(self):
+        """When the core next wants a step if nothing else happens: a time, or None. O(1)."""
+        cdef ns_t due_ns = min(self.requests.first_deadline_ns(), self._first_expiry_ns())
+        return None if due_ns == NEVER_NS else due_ns
+
+    cdef tuple _run(self, tuple events):
+        cdef list out
+        cdef ns_t last_ns
+        if self.poisoned:
+            raise RuntimeError("this scheduler has failed before; its state cannot be trusted")
+        if self.stepping:
+            raise RuntimeError("step called from inside step: one owner at a time")
+        if not events:
+            return NOTHING
+        self.stepping = True
+        try:
+            last_ns = accept(events, self.now_ns, self.block_size)
+            self.poisoned = True               # until the batch is through
+            out = []
+            self.stored_size = 0
+            for event in events:
+                self._advance((<Event>event).now_ns, out)
+                self._apply(<Event>event, out)
+            self._settle(out)
+            self._park(out)
+            self.poisoned = False
+        finally:
+            self.stepping = False
+        return tuple(out) if out else NOTHING
+
+    cdef int _apply(self, Event event, list out) except -1:
+        match event:
+            case RequestArrived():
+                return self._on_arrived((<RequestArrived>event).request, out)
+            case OutputBlockAdded():
+                return self._on_output_block(<OutputBlockAdded>event, out)
+            case PrefillCompleted():
+                return self._on_prefill_completed(<PrefillCompleted>event, out)
+            case RequestFinished():
+                return self._on_finished(<RequestFinished>event, out)
+            case BlocksStored():
+                return self._on_blocks_stored(<BlocksStored>event)
+            case BlocksRemoved():
+                return self._on_blocks_removed(<BlocksRemoved>event)
+            case RequestCancelled():
+                return self._on_cancelled(<RequestCancelled>event, out)
+            case TimerFired():
+                return 0
+            case BlocksCleared():
+                return self._on_blocks_cleared(<BlocksCleared>event)
+            case WorkerUpserted():
+                return self._on_worker_upserted(<WorkerUpserted>event, out)
+            case WorkerRemoved():
+                return self._on_worker_removed(<WorkerRemoved>event, out)
+        raise AssertionError(f"accepted but not applied: {event!r}")
+
+    # Time.
+
+    cdef ns_t _first_expiry_ns(self) noexcept:
+        cdef ns_t progress_ns = self.requests.first_progress_ns()
+        return NEVER_NS if progress_ns == NEVER_NS or self.ttl_ns == NEVER_NS else progress_ns + self.ttl_ns
+
+    cdef int _advance(self, ns_t now_ns, list out) except -1:
+        """Apply everything due at or before now_ns, in the order (due time, kind, seq or attempt)."""
+        cdef ns_t deadline_ns, expiry_ns
+        cdef slot_t slot
+        self.now_ns = now_ns
+        while True:
+            deadline_ns = self.requests.first_deadline_ns()
+            expiry_ns = self._first_expiry_ns()
+            if min(deadline_ns, expiry_ns) > now_ns:
+                return 0
+            if deadline_ns <= expiry_ns:
+                slot = self.requests.first_deadline()
+                self._stop_waiting(slot)
+                self._reject(slot, self._refused(slot, RejectReason.DEADLINE_EXPIRED), out)
+                continue
+            slot = self.requests.first_progress()
+            if self.requests.rows[slot].state == STATE_RUNNING:
+                self._evict(slot, EvictReason.BOOKING_EXPIRED, expiry_ns, out)
+            else:
+                self._end(slot, False)
+
+    # Requests before they run.
+
+    cdef int _on_arrived(self, Request request, list out) except -1:
+        cdef slot_t slot, class_index
+        cdef int64_t current = 0
+        cdef int64_t bound = 0
+        cdef limit_t kind = LIMIT_NONE
+        self.inspector.arrived += 1
+        reason = self._refusal(request)
+        if reason is not None:
+            self.inspector.count_reject(reason, -1)
+            out.append(make_reject(request.request_id, reason, -1))
+            return 0
+        slot = self.requests.open(request, self.now_ns, self.block_size)
+        self._classify(slot, request)
+        class_index = self.requests.rows[slot].class_index
+        if self.requests.rows[slot].may_wait:
+            kind = self.queue.limit_hit(class_index, self.fleet.workers.count(), &current, &bound)
+            if kind != LIMIT_NONE:
+                # What single steps would have run must not be refused because a batch has not decided yet.
+                self._settle(out)
+                kind = self.queue.limit_hit(class_index, self.fleet.workers.count(), &current, &bound)
+        if kind != LIMIT_NONE:
+            return self._reject(slot, self._queue_full(slot, kind, current, bound), out)
+        return self._store(slot, request)
+
+    cdef object _refusal(self, Request request):
+        """Why an arriving request cannot even wait, or None (DESIGN D6)."""
+        if self.requests.find(request.request_id) != NO_SLOT:
+            return RejectReason.DUPLICATE_ID
+        if request.deadline_ns is not None and request.deadline_ns <= self.now_ns:
+            return RejectReason.DEADLINE_EXPIRED
+        return self.placement.refusal(request)
+
+    cdef int _classify(self, slot_t slot, Request request) except -1:
+        """Take the snapshot (DESIGN D1), find the class (D2) and fill the key (D3), all but the seq."""
+        cdef request_t* row = &self.requests.rows[slot]
+        cdef waiting_t* waiting
+        if request.pinned is not None:
+            row.pin = self.fleet.workers.find_rank(request.pinned.worker_id, request.pinned.dp_rank)
+        self.queue.waiting.reserve(slot + 1)
+        waiting = &self.queue.waiting.rows[slot]
+        waiting.raw = row.prompt
+        waiting.cached = self.placement.best_cached(slot, request)
+        waiting.cost = max(1, waiting.raw - waiting.cached)
+        row.class_index = self.class_table.lookup(request.policy_class, waiting.raw - waiting.cached)
+        row.may_wait = row.may_wait and not self.queue.classes[row.class_index].never_waits
+        fill_key(&waiting.key, self.orders[row.class_index], request.strict_priority, request.priority_jump,
+                 row.arrival_ns, row.deadline_ns, waiting.cost)
+        return 0
+
+    cdef int _store(self, slot_t slot, Request request) except -1:
+        cdef request_t* row = &self.requests.rows[slot]
+        if request.policy_class is not None and not self.class_table.names(request.policy_class):
+            self.inspector.unknown_names += 1
+        if self.stored_size == self.stored_room:
+            resize(<void**>&self.stored, max(16, 2 * self.stored_room) * sizeof(stored_t))
+            self.stored_room = max(16, 2 * self.stored_room)
+        self.queue.waiting.rows[slot].key.seq = self.next_seq
+        self.stored[self.stored_size].slot = slot
+        self.stored[self.stored_size].seq = self.next_seq
+        self.stored_size += 1
+        self.requests.start_waiting(slot, self.next_seq)
+        self.next_seq += 1
+        if row.pin != NO_SLOT:
+            self.fleet.workers.pin(row.pin)
+        return self.queue.push(slot, row.class_index, row.pin)
+
+    cdef int _stop_waiting(self, slot_t slot) except -1:
+        """Take a waiting request out of its class; its row stays live."""
+        self.queue.remove(slot)
+        if self.requests.rows[slot].pin != NO_SLOT:
+            self.fleet.workers.unpin(self.requests.rows[slot].pin)
+        return 0
+
+    # Requests that run.
+
+    cdef int _on_cancelled(self, RequestCancelled event, list out) except -1:
+        cdef slot_t slot = self.requests.find(event.request_id)
+        if slot == NO_SLOT:
+            return self._ignore(event.request_id, 0, out)
+        if self.requests.rows[slot].state == STATE_WAITING:
+            self._stop_waiting(slot)
+        elif self.requests.rows[slot].state == STATE_RUNNING:
+            self._release(slot)
+        return self._end(slot, False)
+
+    cdef int _on_prefill_completed(self, PrefillCompleted event, list out) except -1:
+        cdef slot_t slot = self.requests.find_attempt(event.request_id, event.attempt)
+        if slot == NO_SLOT or self.requests.rows[slot].state != STATE_RUNNING:
+            return self._ignore(event.request_id, event.attempt, out)
+        if not self.fleet.ledger.bookings[slot].prefilling:
+            return self._ignore(event.request_id, event.attempt, out)
+        self.requests.touch(slot, self.now_ns)
+        self.fleet.complete_prefill(slot)
+        return 0
+
+    cdef int _on_output_block(self, OutputBlockAdded event, list out) except -1:
+        cdef slot_t slot = self.requests.find_attempt(event.request_id, event.attempt)
+        cdef int32_t weight = -1
+        if slot == NO_SLOT or self.requests.rows[slot].state != STATE_RUNNING:
+            return self._ignore(event.request_id, event.attempt, out)
+        if event.decay_fraction is not None:
+            weight = <int32_t>floor(<double>event.decay_fraction * FRACTION_ONE + 0.5)
+        self.requests.touch(slot, self.now_ns)
+        self.fleet.ledger.add_output(
+            slot, weight, self.requests.rows[slot].sequence, self.requests.rows[slot].sequence_length)
+        return 0
+
+    cdef int _on_finished(self, RequestFinished event, list out) except -1:
+        cdef slot_t slot = self.requests.find_attempt(event.request_id, event.attempt)
+        if slot == NO_SLOT:
+            return self._ignore(event.request_id, event.attempt, out)
+        if self.requests.rows[slot].state == STATE_RUNNING:
+            self._release(slot)
+        return self._end(slot, event.outcome is COMPLETED)
+
+    cdef int _ignore(self, str request_id, int64_t attempt, list out) except -1:
+        self.inspector.stale += 1
+        out.append(make_ignored(request_id, attempt, STALE))
+        return 0
+
+    cdef int _release(self, slot_t slot) except -1:
+        self.fleet.release(slot, self.requests.rows[slot].sequence, self.requests.rows[slot].sequence_length)
+        return 0
+
+    cdef int _evict(self, slot_t slot, object reason, ns_t at_ns, list out) except -1:
+        cdef slot_t rank = self.fleet.ledger.bookings[slot].rank
+        self._release(slot)
+        self.requests.rows[slot].state = STATE_EVICTED
+        self.requests.touch(slot, at_ns)
+        self.inspector.evicted += 1
+        out.append(make_evict(self.requests.ids.id_of(slot), self.requests.rows[slot].attempt,
+                              self.fleet.workers.ranks[rank].worker_id, reason))
+        return 0
+
+    cdef int _end(self, slot_t slot, bint completed) except -1:
+        self.inspector.completed += completed
+        self.inspector.aborted += not completed
+        return self.requests.close(slot)
+
+    cdef int _reject(self, slot_t slot, Reject action, list out) except -1:
+        """End a request that is no longer stored anywhere."""
+        self.inspector.count_reject(action.reason, action.class_index)
+        out.append(action)
+        return self.requests.close(slot)
+
+    cdef Reject _refused(self, slot_t slot, object reason):
+        return make_reject(self.requests.ids.id_of(slot), reason, self.requests.rows[slot].class_index)
+
+    cdef Reject _queue_full(self, slot_t slot, limit_t kind, int64_t current, int64_t bound):
+        cdef int64_t retry_ns = self.queue.retry_after_ns(self.requests.rows[slot].class_index, current, bound)
+        cdef Reject action = self._refused(slot, FULL_REASONS[<int>kind])
+        action.current = current
+        action.limit = bound
+        action.retry_after_ns = None if retry_ns < 0 else retry_ns
+        return action
+
+    cdef Reject _would_queue(self, slot_t slot):
+        """The answer to a request that may not wait: its class's first limit of zero, else WOULD_QUEUE (DESIGN D6)."""
+        cdef slot_t class_index = self.requests.rows[slot].class_index
+        cdef int kind = LIMIT_REQUESTS
+        if not self.queue.classes[class_index].never_waits:
+            return self._refused(slot, RejectReason.WOULD_QUEUE)
+        while self.queue.classes[class_index].limits[kind] != 0:
+            kind += 1
+        return self._queue_full(slot, <limit_t>kind, self.queue.usage(class_index, <limit_t>kind), 0)
+
+    # Workers and their caches.
+
+    cdef int _on_worker_upserted(self, WorkerUpserted event, list out) except -1:
+        if self.fleet.is_stale(event.config, event.incarnation):
+            self.inspector.stale += 1
+            return 0
+        self._drop_ranks(self.fleet.leaving(event.config, event.incarnation), out)
+        return self.fleet.upsert(event.config, event.incarnation)
+
+    cdef int _on_worker_removed(self, WorkerRemoved event, list out) except -1:
+        cdef slot_t worker = self.fleet.workers.find(event.worker_id)
+        if worker == NO_SLOT:
+            self.inspector.stale += 1
+            return 0
+        self._drop_ranks(self.fleet.all_ranks(worker), out)
+        return self.fleet.remove(event.worker_id)
+
+    cdef int _drop_ranks(self, list ranks, list out) except -1:
+        """End the bookings of these ranks, by attempt, then the ranks."""
+        cdef slot_t slot
+        slots = [(self.requests.rows[<slot_t>s].attempt, s) for s in self.fleet.bookings_on(ranks)]
+        for _, slot in sorted(slots):
+            self._evict(slot, EvictReason.WORKER_REMOVED, self.now_ns, out)
+        return self.fleet.drop_ranks(ranks)
+
+    cdef int _on_blocks_stored(self, BlocksStored event) except -1:
+        cdef slot_t rank = self.fleet.told_rank(event.worker_id, event.dp_rank, event.incarnation)
+        self.inspector.stale += rank == NO_SLOT
+        if rank != NO_SLOT and self.placement.indexed:
+            for block_hash in event.block_hashes:
+                self.fleet.cached.add(block_hash, rank)
+        return 0
+
+    cdef int _on_blocks_removed(self, BlocksRemoved event) except -1:
+        cdef slot_t rank = self.fleet.told_rank(event.worker_id, event.dp_rank, event.incarnation)
+        self.inspector.stale += rank == NO_SLOT
+        if rank != NO_SLOT and self.placement.indexed:
+            for block_hash in event.block_hashes:
+                self.fleet.cached.release(block_hash, rank)
+        return 0
+
+    cdef int _on_blocks_cleared(self, BlocksCleared event) except -1:
+        cdef slot_t rank = self.fleet.told_rank(event.worker_id, event.dp_rank, event.incarnation)
+        self.inspector.stale += rank == NO_SLOT
+        if rank != NO_SLOT:
+            self.fleet.cached.purge(rank)
+        return 0
+
+    # Decisions.
+
+    cdef int _recheck(self) except -1:
+        """Forget verdicts that may have been overturned since the last settle (DESIGN D15). O(1) if nothing waits."""
+        cdef slot_t class_index, pair, rank
+        cdef int32_t i
+        cdef ClassQueue queue
+        for class_index in range(self.queue.count if self.queue.size else 0):
+            queue = self.queue.queue(class_index)
+            pair = self.placement.pair_of[class_index]
+            if queue.size == 0 or pair == NO_SLOT:
+                continue
+            if self.fleet.recheck_all:
+                queue.recheck_all()
+                continue
+            for i in range(self.fleet.changes):
+                rank = self.fleet.changed[i]
+                if not self.fleet.ledger.busy(rank, pair):
+                    queue.recheck_lane(rank)
+                    if queue.shared_is_blocked() and self.placement.may_use(queue.shared_head(), rank):
+                        queue.recheck_shared()
+        self.fleet.forget_changes()
+        return 0
+
+    cdef int _settle(self, list out) except -1:
+        """Pop, place, repeat, until no head may run; then refuse those that may not wait, and look again."""
+        cdef slot_t slot
+        self._recheck()
+        while True:
+            slot = self.queue.pop(may_run, <void*>self)
+            if slot != NO_SLOT:
+                self._place(slot, out)
+            elif not self._refuse_leftovers(out):
+                return 0
+
+    cdef int _place(self, slot_t slot, list out) except -1:
+        """The one path to a booking: project, select, book, Dispatch; or the reason why not."""
+        cdef request_t* row = &self.requests.rows[slot]
+        cdef slot_t rank = NO_SLOT
+        cdef Dispatch action
+        answer = self.placement.decide(slot, self.requests.request(slot), &self.generator, &rank)
+        if row.pin != NO_SLOT:
+            self.fleet.workers.unpin(row.pin)
+        if rank == NO_SLOT:
+            return self._reject(slot, self._refused(slot, answer), out)
+        action = self._stamp(<Dispatch>answer, slot)
+        self.fleet.ledger.book(slot, rank, action.prefill_tokens, row.sequence, row.sequence_length)
+        self.requests.start_running(slot, action.attempt, self.now_ns)
+        self.queue.charge(row.class_index, self.now_ns, self.queue.waiting.rows[slot].cost)
+        self.next_attempt += 1
+        out.append(action)
+        return 0
+
+    cdef Dispatch _stamp(self, Dispatch action, slot_t slot):
+        """Fill in what only the scheduler knows."""
+        action.attempt = self.next_attempt
+        action.wait_ns = self.now_ns - self.requests.rows[slot].arrival_ns
+        return action
+
+    cdef bint _refuse_leftovers(self, list out) except -1:
+        """Reject, by seq, what this batch has stored and may not wait (DESIGN D6). True iff there was any."""
+        cdef int64_t i
+        cdef slot_t slot
+        cdef bint found = False
+        for i in range(self.stored_size):
+            slot = self.stored[i].slot
+            if self._still_waits(&self.stored[i]) and not self.requests.rows[slot].may_wait:
+                self._stop_waiting(slot)
+                self._reject(slot, self._would_queue(slot), out)
+                found = True
+        return found
+
+    cdef bint _still_waits(self, const stored_t* entry) noexcept:
+        return (self.requests.rows[entry.slot].state == STATE_WAITING
+                and self.queue.waiting.rows[entry.slot].key.seq == entry.seq)
+
+    cdef int _park(self, list out) except -1:
+        cdef int64_t i
+        cdef slot_t slot
+        for i in range(self.stored_size):
+            if self._still_waits(&self.stored[i]):
+                slot = self.stored[i].slot
+                out.append(make_park(self.requests.ids.id_of(slot), self.requests.rows[slot].class_index, QUEUED))
+        return 0
+
+    # Reading. None of it changes the digest.
+
+    def peek(self, Request request not None, /):
+        """What would happen to this request if it arrived now, at the last time seen: its Dispatch, Park or Reject.
+
+        Raises InvalidEvent as `step` would. Ties are broken with a copy of the generator.
+        """
+        cdef slot_t slot
+        accept((RequestArrived(self.now_ns, request),), self.now_ns, self.block_size)
+        reason = self._refusal(request)
+        if reason is not None:
+            return make_reject(request.request_id, reason, -1)
+        slot = self.requests.open(request, self.now_ns, self.block_size)
+        try:
+            return self._foresee(slot, request)
+        finally:
+            self.requests.close(slot)
+
+    cdef object _foresee(self, slot_t slot, Request request):
+        cdef request_t* row
+        cdef uint64_t generator = self.generator
+        cdef int64_t current = 0
+        cdef int64_t bound = 0
+        cdef limit_t kind = LIMIT_NONE
+        cdef slot_t rank = NO_SLOT
+        self._classify(slot, request)
+        row = &self.requests.rows[slot]
+        self.queue.waiting.rows[slot].key.seq = self.next_seq
+        if row.may_wait:
+            kind = self.queue.limit_hit(row.class_index, self.fleet.workers.count(), &current, &bound)
+            if kind != LIMIT_NONE:
+                return self._queue_full(slot, kind, current, bound)
+        # Between steps no waiting head may run: the newcomer runs iff it leads its heap and passes the test.
+        if self.queue.queue(row.class_index).would_lead(slot, row.pin) and self.placement.may_run(row.class_index, slot):
+            answer = self.placement.decide(slot, request, &generator, &rank)
+            return make_reject(request.request_id, answer, row.class_index) if rank == NO_SLOT else self._stamp(answer, slot)
+        if row.may_wait:
+            return make_park(request.request_id, row.class_index, QUEUED)
+        return self._would_queue(slot)
+
+    def loads(self):
+        """Load of every rank in canonical order: numpy structured array of LOAD_DTYPE, shape (ranks,). O(ranks)."""
+        return self.inspector.loads()
+
+    def stats(self):
+        """Counters and gauges: a SchedulerStats. O(classes)."""
+        return self.inspector.stats()
+
+    def digest(self):
+        """128 bits over the canonical state, as 32 hexadecimal digits (DESIGN 6). O(live requests + ranks + classes)."""
+        return self.inspector.digest((self.generator, self.next_seq, self.next_attempt, self.poisoned))
+
+    def audit(self):
+        """Recompute every total from live requests; returns the differences as text: none, ever. O(live requests)."""
+        return self.inspector.audit()
