@@ -1,0 +1,335 @@
+"""Policy file text -> PolicyDocument: keys, rules and the order of the checks (DESIGN D2, D3, D16, D20).
+
+The file format is the reference's, so that its users' files load unchanged. Beyond it: queue_policy `edf` and `lcfs`,
+per class `admission` and `max_overtake_tokens`, and `arbitration` and `capacity` at top level or in a model profile.
+Nothing here reads a file: the caller does, and passes its text.
+
+The first failing check wins, in this order: the whole text is read in file order (YAML, unknown, duplicate and missing
+keys, types, number ranges); then the rules of the root profile; then those of each model profile in file order; then
+that anything is defined at all. Of several bad models, the first in file order is reported.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import yaml
+
+from kvcore import _yaml_marks as marks
+from kvcore._yaml_marks import Place, Section
+from kvcore.config import SchedulerConfig
+from kvcore.errors import InvalidConfig
+from kvcore.policy import AdmissionSpec, Arbitration, CacheBucket, Capacity, PolicyClass, PolicyProfile, QueuePolicy
+
+_IDENTIFIER = re.compile(r"[A-Za-z0-9_.-]+")
+_ROOT_PROFILE_KEYS = ("default_policy_family", "uncached_isl_buckets", "policy_classes")
+#: Keys of the reference that say nothing about queues: their content must be YAML and is not looked at.
+_IGNORED_KEYS = ("worker_selection", "router", "request_classifier")
+
+
+@dataclass(frozen=True)
+class PolicyDocument:
+    """A validated policy file.
+
+    root: the profile of every model without one of its own; None if the file has none.
+    models: profiles by exact model name, in file order. A model profile replaces the root wholesale; its classes,
+        buckets and families are its own. Only `arbitration` and `capacity`, which are not part of the root profile's
+        three keys, hold for the whole document: at top level they apply to the root profile and to every model
+        profile that does not set its own.
+    ignored_keys: top-level keys of the reference that were given and that kvcore does not use.
+    """
+
+    root: PolicyProfile | None = None
+    models: Mapping[str, PolicyProfile] = field(default_factory=dict)
+    ignored_keys: tuple[str, ...] = ()
+
+    def profile_for(self, model: str | None = None) -> PolicyProfile | None:
+        """The exact model's profile, else the root's, else None: the synthetic profile is in force. Cost: O(1)."""
+        if model is not None and model in self.models:
+            return self.models[model]
+        return self.root
+
+
+def load_policy(text: str, source: str = "<policy>") -> PolicyDocument:
+    """Read and validate the text of a policy file.
+
+    source: what error messages call the text, usually the file's path.
+    Raises: InvalidPolicy, with source, location, key and 1-based line, for the first thing that is wrong.
+    Cost: O(len(text)); nothing is loaded when anything is wrong.
+    """
+    top = Place(source, line=1)
+    node = marks.compose(text, source)
+    if node is None or (marks.is_null(node) and node.value == ""):
+        raise top.error("nothing is defined: the file is empty")
+    root = marks.read_section(node, top.at(None, marks.line_of(node)), _ROOT, ())
+    given = [key for key in _ROOT_PROFILE_KEYS if root.values.get(key) is not None]
+    if given and len(given) < len(_ROOT_PROFILE_KEYS):
+        missing = [key for key in _ROOT_PROFILE_KEYS if key not in given]
+        raise root.at(given[0]).error(f"needs {' and '.join(missing)} beside it: the three come together or not at all")
+    if given:
+        _check_profile(root)
+    models: dict[str, Section] = root.values.get("models") or {}
+    for name, section in models.items():
+        if name == "":
+            raise section.place.error("a model name must not be empty")
+        _check_profile(section)
+    ignored = tuple([key for key in root.values if key in _IGNORED_KEYS and root.values[key]])
+    if not given and not models:
+        if not ignored:
+            raise top.error("nothing is defined: neither a root profile nor models")
+        for key in ("arbitration", "capacity"):
+            if root.values.get(key) is not None:
+                raise root.at(key).error("no profile in this file to which it could apply")
+    return PolicyDocument(
+        root=_profile(root, root) if given else None,
+        models={name: _profile(section, root) for name, section in models.items()},
+        ignored_keys=ignored,
+    )
+
+
+# Reading: structure and types, in file order.
+
+
+def _admission(node: yaml.Node, place: Place) -> Section:
+    here = place.within("admission", place.line)
+    return marks.read_section(marks.mapping(node, place), here, _ADMISSION, ("type",))
+
+
+def _parameters(node: yaml.Node, place: Place) -> Any:
+    return marks.tree(marks.mapping(node, place), place.within("parameters", place.line), marks.json_scalar)
+
+
+def _models(node: yaml.Node, place: Place) -> dict[str, Section]:
+    found = {}
+    for name, here, value in marks.pairs(marks.mapping(node, place), place.within("models", place.line)):
+        profile = Place(place.source, f"model {marks.quote(name)}", None, here.line)
+        found[name] = marks.read_section(value, profile, _MODEL, _ROOT_PROFILE_KEYS)
+    return found
+
+
+def _ignored(node: yaml.Node, place: Place) -> bool:
+    """Whether anything was given; its content only has to be well formed."""
+    marks.tree(node, place.within(str(place.key), place.line), marks.text)
+    return not marks.is_null(node)
+
+
+_BUCKET: dict[str, marks.Reader] = {"min_tokens": marks.whole, "bucket": marks.text}
+_ADMISSION: dict[str, marks.Reader] = {"type": marks.text, "parameters": marks.optional(_parameters)}
+_CLASS: dict[str, marks.Reader] = {
+    "name": marks.text,
+    "policy_family": marks.optional(marks.text),
+    "cache_bucket": marks.optional(marks.text),
+    "queue_policy": marks.choice(QueuePolicy),
+    "quantum": marks.whole,
+    "prefill_busy_threshold": marks.optional(marks.whole),
+    "prefill_busy_threshold_frac": marks.optional(marks.real),
+    "request_queue_limit_per_worker": marks.optional(marks.whole),
+    "raw_isl_token_queue_limit_per_worker": marks.optional(marks.whole),
+    "cached_token_queue_limit_per_worker": marks.optional(marks.whole),
+    "max_overtake_tokens": marks.optional(marks.whole),
+    "admission": marks.optional(_admission),
+}
+_MODEL: dict[str, marks.Reader] = {
+    "default_policy_family": marks.text,
+    "uncached_isl_buckets": marks.sections("bucket", "bucket", _BUCKET, ("min_tokens", "bucket")),
+    "policy_classes": marks.sections("class", "name", _CLASS, ("name", "quantum")),
+    "arbitration": marks.optional(marks.choice(Arbitration)),
+    "capacity": marks.optional(marks.choice(Capacity)),
+}
+# What a model profile must have, the root profile may leave out altogether, and null is a way to leave it out.
+_ROOT: dict[str, marks.Reader] = {key: marks.optional(reader) for key, reader in _MODEL.items()}
+_ROOT |= {"models": marks.optional(_models)} | dict.fromkeys(_IGNORED_KEYS, _ignored)
+
+
+# Rules: what the reference calls validation, in its order.
+
+
+def _check_identifier(name: str, place: Place) -> None:
+    if not _IDENTIFIER.fullmatch(name):
+        raise place.error(f"must be one or more of A-Z a-z 0-9 _ . -, not {marks.quote(name)}")
+
+
+def _check_profile(profile: Section) -> None:
+    default_family: str = profile.values["default_policy_family"]
+    classes: list[Section] = profile.values["policy_classes"]
+    buckets: list[Section] = profile.values["uncached_isl_buckets"]
+    _check_identifier(default_family, profile.at("default_policy_family"))
+    if not classes:
+        raise profile.at("policy_classes").error("must list at least one class")
+    if not buckets:
+        raise profile.at("uncached_isl_buckets").error("must list at least one bucket")
+    names = _check_buckets(buckets)
+    class_lines: dict[str, int | None] = {}
+    for item in classes:
+        _check_class(item, names)
+        name = item.values["name"]
+        if name in class_lines:
+            raise item.at("name").error(f"another class has this name, on line {class_lines[name]}")
+        class_lines[name] = item.at("name").line
+    families = dict.fromkeys([item.values["policy_family"] for item in classes if _is_matrix(item)])
+    if default_family not in families:
+        reason = f"no class serves the family {marks.quote(default_family)}"
+        raise profile.at("default_policy_family").error(reason + marks.did_you_mean(default_family, families))
+    _check_cells(profile, classes, families, names)
+
+
+def _check_buckets(buckets: list[Section]) -> Collection[str]:
+    """The bucket names, in order; a look-up costs O(1)."""
+    floor = -1
+    for bucket in buckets:
+        tokens: int = bucket.values["min_tokens"]
+        if floor < 0 and tokens != 0:
+            raise bucket.at("min_tokens").error(f"the first bucket must start at 0, not {tokens}")
+        if tokens <= floor:
+            raise bucket.at("min_tokens").error(f"{tokens} is not above {floor}, where the bucket before it starts")
+        floor = tokens
+    lines: dict[str, int | None] = {}
+    for bucket in buckets:
+        name: str = bucket.values["bucket"]
+        _check_identifier(name, bucket.at("bucket"))
+        if name in lines:
+            raise bucket.at("bucket").error(f"another bucket has this name, on line {lines[name]}")
+        lines[name] = bucket.at("bucket").line
+    return lines.keys()
+
+
+def _is_matrix(item: Section) -> bool:
+    return item.values.get("policy_family") is not None
+
+
+def _check_class(item: Section, buckets: Collection[str]) -> None:
+    values = item.values
+    _check_identifier(values["name"], item.at("name"))
+    if values["quantum"] < 1:
+        raise item.at("quantum").error(f"must be 1..{marks.WHOLE_MAX} (2^53), not 0")
+    frac = values.get("prefill_busy_threshold_frac")
+    if frac is not None and not (math.isfinite(frac) and frac >= 0):
+        raise item.at("prefill_busy_threshold_frac").error(f"must be finite and >= 0, not {frac!r}")
+    family: str | None = values.get("policy_family")
+    bucket: str | None = values.get("cache_bucket")
+    if (family is None) != (bucket is None):
+        have, lack = ("cache_bucket", "policy_family") if family is None else ("policy_family", "cache_bucket")
+        raise item.at(have).error(f"needs {lack} beside it; a class with neither is chosen by its name")
+    if family is not None and bucket is not None:
+        _check_identifier(family, item.at("policy_family"))
+        _check_identifier(bucket, item.at("cache_bucket"))
+        if bucket not in buckets:
+            hint = marks.did_you_mean(bucket, buckets)
+            raise item.at("cache_bucket").error(f"no bucket of this profile is called {marks.quote(bucket)}{hint}")
+    if values.get("admission") is not None:
+        _check_identifier(values["admission"].values["type"], values["admission"].at("type"))
+
+
+def _check_cells(
+    profile: Section, classes: list[Section], families: Collection[str], buckets: Collection[str],
+) -> None:
+    """Every family x bucket has exactly one class, and an explicit class does not hide a family."""
+    served: dict[tuple[str, str], Section] = {}
+    for item in classes:
+        name = item.values["name"]
+        if not _is_matrix(item):
+            if name in families:
+                raise item.at("name").error("an explicit class must not be called like a family")
+            continue
+        cell = (item.values["policy_family"], item.values["cache_bucket"])
+        if cell in served:
+            other = served[cell]
+            raise item.at("cache_bucket").error(
+                f"family {marks.quote(cell[0])} in bucket {marks.quote(cell[1])} is already served by class "
+                f"{marks.quote(other.values['name'])} on line {other.place.line}"
+            )
+        served[cell] = item
+    for family in families:
+        for bucket in buckets:
+            if (family, bucket) not in served:
+                reason = f"no class serves family {marks.quote(family)} in bucket {marks.quote(bucket)}"
+                raise profile.at("policy_classes").error(reason)
+
+
+# Building, and saying what was built.
+
+
+def _profile(section: Section, root: Section) -> PolicyProfile:
+    return PolicyProfile(
+        classes=tuple([_class(item.values) for item in section.values["policy_classes"]]),
+        buckets=tuple([
+            CacheBucket(item.values["bucket"], item.values["min_tokens"])
+            for item in section.values["uncached_isl_buckets"]
+        ]),
+        default_policy_family=section.values["default_policy_family"],
+        arbitration=section.values.get("arbitration") or root.values.get("arbitration") or Arbitration.EXACT,
+        capacity=section.values.get("capacity") or root.values.get("capacity") or Capacity.ADVISORY,
+    )
+
+
+def _class(values: dict[str, Any]) -> PolicyClass:
+    changed: dict[str, Any] = {}
+    if values.get("prefill_busy_threshold_frac") is not None:
+        changed["prefill_busy_threshold_frac"] = values["prefill_busy_threshold_frac"] + 0.0  # -0.0 becomes 0.0
+    if values.get("admission") is not None:
+        admission = values["admission"].values
+        changed["admission"] = AdmissionSpec(admission["type"], admission.get("parameters") or {})
+    return PolicyClass(**values | changed)
+
+
+def describe(document: PolicyDocument) -> dict[str, Any]:
+    """The policy in effect as a JSON-ready value, in the layout of a policy file and with every default spelled out.
+
+    Written as JSON it is itself a policy file that loads to the same profiles. Ignored keys are not in it.
+    """
+    absent = dict.fromkeys([*_ROOT_PROFILE_KEYS, "arbitration", "capacity"])
+    root = absent if document.root is None else _describe_profile(document.root)
+    return {**root, "models": {name: _describe_profile(profile) for name, profile in document.models.items()}}
+
+
+def _describe_profile(profile: PolicyProfile) -> dict[str, Any]:
+    return {
+        "default_policy_family": profile.default_policy_family,
+        "uncached_isl_buckets": [{"bucket": item.name, "min_tokens": item.min_tokens} for item in profile.buckets],
+        "policy_classes": [_describe_class(item) for item in profile.classes],
+        "arbitration": profile.arbitration.value,
+        "capacity": profile.capacity.value,
+    }
+
+
+def _describe_class(item: PolicyClass) -> dict[str, Any]:
+    described = {key: getattr(item, key) for key in _CLASS}
+    described["queue_policy"] = item.queue_policy.value
+    if item.admission is not None:
+        described["admission"] = {"type": item.admission.type, "parameters": copy.deepcopy(item.admission.parameters)}
+    return described
+
+
+def lint(document: PolicyDocument) -> list[str]:
+    """Warnings about a valid policy, root first: what has no effect, what this version cannot run, what may starve."""
+    warnings = [f"root: {key}: not used by kvcore, ignored" for key in document.ignored_keys]
+    profiles = {} if document.root is None else {"root": document.root}
+    profiles |= {f"model {marks.quote(name)}": profile for name, profile in document.models.items()}
+    for location, profile in profiles.items():
+        try:
+            SchedulerConfig(profile=profile)
+        except InvalidConfig as error:
+            warnings.append(f"{location}: a scheduler refuses it: {error}")
+        for item in profile.classes:
+            place = f"{location}, class {marks.quote(item.name)}"
+            warnings += [f"{place}: {warning}" for warning in _lint_class(item, profile)]
+    return warnings
+
+
+def _lint_class(item: PolicyClass, profile: PolicyProfile) -> list[str]:
+    warnings = []
+    if item.queue_policy is QueuePolicy.LCFS:
+        warnings.append("queue_policy: lcfs serves the newest request first, so old ones may wait without end")
+    limits = [
+        item.request_queue_limit_per_worker, item.raw_isl_token_queue_limit_per_worker,
+        item.cached_token_queue_limit_per_worker,
+    ]
+    waits = item.prefill_busy_threshold is not None or item.prefill_busy_threshold_frac is not None
+    if limits != [None, None, None] and not waits and profile.capacity is Capacity.ADVISORY:
+        warnings.append("queue limits without a busy threshold have no effect: the class never waits for capacity")
+    return warnings
