@@ -19,7 +19,7 @@ MODULES = {
         "kvcore",
         ["events.py", "actions.py", "request.py", "policy.py", "hashing.pyx",
          "_slots.pyx", "_heap.pyx", "_prefix.pyx", "_requests.pyx", "_lanes.pyx", "_drr.pyx", "_ledger.pyx",
-         "_workers.pyx", "_selector.pyx", "_keys.pyx", "_fleet.pyx", "_placement.pyx", "_inspect.pyx", "_accept.pyx",
+         "_workers.pyx", "_selector.pyx", "_keys.pyx", "_fleet.pyx", "_placement.pyx", "_backlog.pyx", "_inspect.pyx", "_accept.pyx",
          "scheduler.pyx"],
     ),
     "kvcore.drivers.replay": ("drivers/replay", ["_engine.pyx"]),

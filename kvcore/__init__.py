@@ -1,6 +1,7 @@
 """kvcore: a deterministic, I/O-free scheduler core for large-model inference fleets.
 
-Facts in, commands out: `Scheduler.step(event) -> actions`. See README.md for a first program, ARCHITECTURE.md for the whole.
+Facts in, commands out: `Scheduler.step(event) -> actions`. See README.md for a first program, ARCHITECTURE.md for
+the whole.
 """
 
 from kvcore.actions import (

@@ -1,7 +1,7 @@
 """The door of `step`: context-free checks of a whole batch before the first write (DESIGN 3, item 2).
 
-Owns nothing and changes nothing. Whatever depends on the scheduler's state is not an error and is not looked at here. Types that
-the compiled dataclasses enforce at construction (text, C integers) are not checked again.
+Owns nothing and changes nothing. Whatever depends on the scheduler's state is not an error and is not looked at
+here. Types that the compiled dataclasses enforce at construction (text, C integers) are not checked again.
 
 Cost: O(1) per event, plus O(length) of its tuples.
 """
@@ -102,7 +102,8 @@ cdef int _check_request(Request request, int64_t block_size) except -1:
     if request.sequence_hashes is not None:
         _check_hashes("sequence_hashes", request.sequence_hashes)
         if len(request.sequence_hashes) > request.prompt_tokens // block_size:
-            raise ValueError(f"{len(request.sequence_hashes)} sequence_hashes for {request.prompt_tokens} prompt tokens")
+            raise ValueError(
+                f"{len(request.sequence_hashes)} sequence_hashes for {request.prompt_tokens} prompt tokens")
     if request.overlap is not None:
         _check_overlap(request.overlap)
     return 0

@@ -1,14 +1,14 @@
 """PolicyQueue: all waiting requests, and deficit round robin between their classes (DESIGN D5).
 
-Owns the ring of classes: quantum and deficit of each, the cursor and the state of its visit, queue limits (D6) and the
-window of recent dispatches that retry hints come from (D18). Inside a class, order is _lanes' business.
+Owns the ring of classes: quantum and deficit of each, the cursor and the state of its visit, queue limits (D6) and
+the window of recent dispatches that retry hints come from (D18). Inside a class, order is _lanes' business.
 
 Never here: loads, workers, time as a decision, request ids.
 
-Rules: an empty class has deficit 0; a class with nothing dispatchable keeps its deficit and earns nothing; credit is granted
-once per visit and only when the head is too dear; what a pop leaves behind does not depend on how often one polls.
-Bound (Shreedhar & Varghese 1995, as DESIGN D5 states it): while i and j stay dispatchable,
-|S_i/q_i - S_j/q_j| <= 1 + max_i/q_i + max_j/q_j.
+Rules: an empty class has deficit 0; a class with nothing dispatchable keeps its deficit and earns nothing; credit
+is granted once per visit and only when the head is too dear; what a pop leaves behind does not depend on how often
+one polls. Bound (Shreedhar & Varghese 1995, as DESIGN D5 states it): while i and j stay dispatchable, |S_i/q_i -
+S_j/q_j| <= 1 + max_i/q_i + max_j/q_j.
 
 Cost of one pop: at most 2C + 1 class visits, whatever the costs, plus the heaps' O(log n).
 """
@@ -189,9 +189,12 @@ cdef class PolicyQueue:
         return item
 
     cdef void _emptied(self, slot_t class_index) noexcept:
-        """Idling banks no credit: otherwise a class could save up a burst and break the bound."""
+        """Idling banks no credit: otherwise a class could save up a burst and break the bound.
+
+        The reference's cursor rests before the next class to look at, so there only an open visit moves on.
+        """
         self.classes[class_index].deficit = 0
-        if self.cursor == class_index:
+        if self.cursor == class_index and not (self._reference and self.visit == VISIT_NONE):
             self._close_visit()
 
     cdef void charge(self, slot_t class_index, ns_t now_ns, int64_t cost) noexcept:

@@ -19,8 +19,11 @@ cdef class Fleet:
     cdef slot_t changed[CHANGES_MAX]       # ranks whose load fell since heads were last judged
     cdef int32_t changes
     cdef bint recheck_all                  # too many of them, or the fleet itself has changed
+    cdef bint indexed                      # block facts of engines are kept
 
-    cdef slot_t told_rank(self, uint64_t worker_id, uint32_t dp_rank, int64_t incarnation)
+    cdef bint store_blocks(self, uint64_t worker_id, uint32_t dp_rank, int64_t incarnation, tuple hashes) except -1
+    cdef bint remove_blocks(self, uint64_t worker_id, uint32_t dp_rank, int64_t incarnation, tuple hashes) except -1
+    cdef bint clear_blocks(self, uint64_t worker_id, uint32_t dp_rank, int64_t incarnation) except -1
     cdef bint is_stale(self, WorkerConfig config, int64_t incarnation)
     cdef list leaving(self, WorkerConfig config, int64_t incarnation)
     cdef list all_ranks(self, slot_t worker)
@@ -32,5 +35,6 @@ cdef class Fleet:
     cdef void release(self, slot_t slot, const uint64_t* path, int32_t length) noexcept
     cdef void forget_changes(self) noexcept
 
+    cdef slot_t _told_rank(self, uint64_t worker_id, uint32_t dp_rank, int64_t incarnation) except -2
     cdef void _note(self, slot_t rank) noexcept
     cdef int _open_rank(self, slot_t rank) except -1

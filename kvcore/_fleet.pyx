@@ -1,25 +1,49 @@
 """Fleet: workers, the load on their ranks and the blocks in their caches, kept in step with each other (DESIGN D14).
 
-Owns the coming and going of ranks in every table that is indexed by rank, and the bounded set of ranks whose load has fallen
-since waiting heads were last judged (DESIGN D15).
+Owns the coming and going of ranks in every table that is indexed by rank, and the bounded set of ranks whose load
+has fallen since waiting heads were last judged (DESIGN D15).
 
 Never here: requests, queues, decisions. Whoever removes ranks ends their bookings first (`leaving`, `bookings_on`).
 
-Invariants: a rank is present in the worker table iff it is in the ledger; a rank that is not present holds no cached block
-and no booking; a fall of load is in `changed`, or recheck_all is set.
+Invariants: a rank is present in the worker table iff it is in the ledger; a rank that is not present holds no
+cached block and no booking; a fall of load is in `changed`, or recheck_all is set.
 """
 from kvcore._types cimport NO_SLOT, mix64
 from kvcore._workers cimport BATCHED_TOKENS_DEFAULT, worker_t
 
 
 cdef class Fleet:
-    def __cinit__(self, list thresholds not None):
-        """thresholds: distinct pairs of busy thresholds, see Ledger."""
+    def __cinit__(self, list thresholds not None, bint indexed):
+        """thresholds: distinct pairs of busy thresholds, see Ledger. indexed: keep what engines say of their caches."""
+        self.indexed = indexed
         self.workers = WorkerTable()
         self.ledger = Ledger(thresholds)
         self.cached = PrefixIndex()
 
-    cdef slot_t told_rank(self, uint64_t worker_id, uint32_t dp_rank, int64_t incarnation):
+    cdef bint store_blocks(self, uint64_t worker_id, uint32_t dp_rank, int64_t incarnation, tuple hashes) except -1:
+        """An engine has cached these blocks. False: it speaks of a rank that is not the current one."""
+        cdef slot_t rank = self._told_rank(worker_id, dp_rank, incarnation)
+        if rank != NO_SLOT and self.indexed:
+            for block_hash in hashes:
+                self.cached.add(block_hash, rank)
+        return rank != NO_SLOT or not self.indexed
+
+    cdef bint remove_blocks(self, uint64_t worker_id, uint32_t dp_rank, int64_t incarnation, tuple hashes) except -1:
+        """An engine has dropped these blocks. False: it speaks of a rank that is not the current one."""
+        cdef slot_t rank = self._told_rank(worker_id, dp_rank, incarnation)
+        if rank != NO_SLOT and self.indexed:
+            for block_hash in hashes:
+                self.cached.release(block_hash, rank)
+        return rank != NO_SLOT or not self.indexed
+
+    cdef bint clear_blocks(self, uint64_t worker_id, uint32_t dp_rank, int64_t incarnation) except -1:
+        """An engine has dropped all its blocks. False: it speaks of a rank that is not the current one."""
+        cdef slot_t rank = self._told_rank(worker_id, dp_rank, incarnation)
+        if rank != NO_SLOT:
+            self.cached.purge(rank)
+        return rank != NO_SLOT or not self.indexed
+
+    cdef slot_t _told_rank(self, uint64_t worker_id, uint32_t dp_rank, int64_t incarnation) except -2:
         """The present rank that an engine fact speaks of, or NO_SLOT if it is not of this incarnation."""
         cdef slot_t rank = self.workers.find_rank(worker_id, dp_rank)
         if rank != NO_SLOT and self.workers.workers[self.workers.ranks[rank].worker].incarnation != incarnation:

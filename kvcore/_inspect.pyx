@@ -2,9 +2,10 @@
 
 Owns the counters that nothing but statistics needs. Everything else is read from its owner.
 
-The digest is BLAKE2b-128 over a canonical text of the state: live requests by id, ranks by (worker_id, dp_rank), classes by
-index, the scheduler's counters and generator, and the incrementally kept sums of the block indexes. It leaves out the last
-now_ns, statistics, remembered verdicts and memory layout. Slow and plain on purpose: it runs rarely.
+The digest is BLAKE2b-128 over a canonical text of the state: live requests by id, ranks by (worker_id, dp_rank),
+classes by index, the scheduler's counters and generator, and the incrementally kept sums of the block indexes. It
+leaves out the last now_ns, statistics, remembered verdicts and memory layout. Slow and plain on purpose: it runs
+rarely.
 """
 import hashlib
 
@@ -33,7 +34,8 @@ cdef packed struct load_row_t:
 
 
 cdef class Inspector:
-    def __cinit__(self, profile not None, RequestTable requests not None, PolicyQueue queue not None, Fleet fleet not None):
+    def __cinit__(self, profile not None, RequestTable requests not None, PolicyQueue queue not None,
+                  Fleet fleet not None):
         self._profile = profile
         self._requests = requests
         self._queue = queue
@@ -76,15 +78,15 @@ cdef class Inspector:
             dispatched += row.dispatched
             classes.append(ClassStats(
                 self._profile.classes[i].name, self._queue.usage(i, LIMIT_REQUESTS),
-                self._queue.usage(i, LIMIT_RAW_TOKENS), self._queue.usage(i, LIMIT_CACHED_TOKENS), saturated(queue.cost),
-                row.deficit, row.dispatched, saturated(row.dispatched_cost), self._class_rejected[i]))
+                self._queue.usage(i, LIMIT_RAW_TOKENS), self._queue.usage(i, LIMIT_CACHED_TOKENS),
+                saturated(queue.cost), row.deficit, row.dispatched, saturated(row.dispatched_cost), self._class_rejected[i]))
         return SchedulerStats(
             arrived=self.arrived, dispatched=dispatched,
             rejected={reason.name: self._rejected[reason] for reason in sorted(self._rejected)},
             completed=self.completed, aborted=self.aborted, evicted=self.evicted, stale_events=self.stale,
             unknown_class_names=self.unknown_names, live_requests=live, waiting_requests=self._queue.size,
             running_requests=self._running(), workers=self._fleet.workers.count(), ranks=self._fleet.workers.present,
-            index_blocks=self._fleet.cached.blocks, classes=tuple(classes))
+            index_blocks=self._fleet.cached.pairs, classes=tuple(classes))
 
     cdef int64_t _running(self):
         cdef slot_t i
@@ -127,8 +129,8 @@ cdef class Inspector:
             return (common, row.progress_ns)
         booking = &self._fleet.ledger.bookings[slot]
         rank = &self._fleet.workers.ranks[booking.rank]
-        return (common, row.progress_ns, rank.worker_id, rank.dp_rank, booking.prefilling, booking.prefill, booking.outputs,
-                booking.outputs_decayed, booking.decayed_weight, self._weights(slot))
+        return (common, row.progress_ns, rank.worker_id, rank.dp_rank, booking.prefilling, booking.prefill,
+                booking.outputs, booking.outputs_decayed, booking.decayed_weight, self._weights(slot))
 
     cdef list _weights(self, slot_t slot):
         """Weights of a booking's prompt blocks on its rank: sticky, so part of the state."""

@@ -1,17 +1,18 @@
 """ClassQueue: the waiting requests of one policy class (DESIGN D4), and WaitingTable, their rows.
 
-Owns the order inside a class: one shared heap, one heap per exact rank that somebody is pinned to (a lane), an index of the
-heads of unblocked lanes, remembered negative verdicts, and the class's counters. Head-of-line blocking is local to a lane: a
-lane whose head may not run hides neither another lane nor the shared heap.
+Owns the order inside a class: one shared heap, one heap per exact rank that somebody is pinned to (a lane), an
+index of the heads of unblocked lanes, remembered negative verdicts, and the class's counters. Head-of-line blocking
+is local to a lane: a lane whose head may not run hides neither another lane nor the shared heap.
 
 Never here: why a head may run (the judge is passed in), classes against each other (_drr), time, loads.
 
-Invariants, most important first: a waiting request is in exactly one heap, the one that its row names; counters are sums
-over rows; a lane lives iff it has a request; the index holds exactly the unblocked lanes, each under its head's key; a
-blocked heap's head has failed the test since it became head and since the last recheck that named it.
+Invariants, most important first: a waiting request is in exactly one heap, the one that its row names; counters are
+sums over rows; a lane lives iff it has a request; the index holds exactly the unblocked lanes, each under its
+head's key; a blocked heap's head has failed the test since it became head and since the last recheck that named it.
 
-A verdict is forgotten when the head changes or when the owner announces a change that matters (recheck_*); otherwise a
-head is tested once per change, never once per pop. Cost: push, remove, pop O(log n); candidate O(tests * log lanes).
+A verdict is forgotten when the head changes or when the owner announces a change that matters (recheck_*);
+otherwise a head is tested once per change, never once per pop. Cost: push, remove, pop O(log n); candidate O(tests
+* log lanes).
 """
 from libc.stdlib cimport free
 from kvcore._heap cimport heap_free, heap_init, heap_push, heap_remove, heap_reserve, key_less

@@ -1,14 +1,14 @@
 """Ledger: what runs where, and the load that this makes (DESIGN D9).
 
-Owns one booking per running request and, per rank, the totals: prefill tokens, weight of active blocks, requests; plus, per
-distinct pair of busy thresholds, how many ranks are not busy, kept on every change so that an unconstrained head is judged in
-O(1) (DESIGN D4).
+Owns one booking per running request and, per rank, the totals: prefill tokens, weight of active blocks, requests;
+plus, per distinct pair of busy thresholds, how many ranks are not busy, kept on every change so that an
+unconstrained head is judged in O(1) (DESIGN D4).
 
 Never here: request helpers (it is told effective prefill tokens), who may run, what is merely cached.
 
-Invariants, most important first: every total is the sum over live bookings, so it is zero when nothing runs; release undoes
-exactly what book and the facts since have added; a block counts once per rank however many bookings share it; free[p] = the
-present ranks whose prefill load is at most their calm bound for pair p.
+Invariants, most important first: every total is the sum over live bookings, so it is zero when nothing runs;
+release undoes exactly what book and the facts since have added; a block counts once per rank however many bookings
+share it; free[p] = the present ranks whose prefill load is at most their calm bound for pair p.
 
 Weights are sticky: a fraction given to a block holds while the block lives, also for those who share it later.
 Cost: book, release O(path); complete_prefill O(pairs); add_output O(1), with a fraction O(path).

@@ -1,12 +1,13 @@
 """Placement: may a request run now, and on which rank (DESIGN D1, D7, D8).
 
-Owns no state but scratch memory: it reads the fleet and live requests and answers. The same answers serve arrivals, the
-dispatch test of heads, placement after a pop, and `peek`.
+Owns no state but scratch memory: it reads the fleet and live requests and answers. The same answers serve arrivals,
+the dispatch test of heads, placement after a pop, and `peek`.
 
 Never here: queues, bookings, time.
 
-Eligibility: a pin means exactly its rank; an allow-list means the ranks of those workers; otherwise every present rank. An
-impossible request counts as ready to run, so that it is answered with its reason instead of waiting for ever.
+Eligibility: a pin means exactly its rank; an allow-list means the ranks of those workers; otherwise every present
+rank. An impossible request counts as ready to run, so that it is answered with its reason instead of waiting for
+ever.
 """
 from libc.stdlib cimport free
 from kvcore._ledger cimport active_blocks
@@ -197,5 +198,6 @@ cdef class Placement:
         action.cached_tokens = effective_cached_tokens(query.cached[rank], row.prompt, self.block_size)
         action.prefill_tokens = prefill_delta(row.prompt, action.cached_tokens, row.track_prefill)
         action.potential_decode_blocks = (
-            active_blocks(&self.fleet.ledger.loads[rank]) - query.active[rank] + prompt_blocks(row.prompt, self.block_size))
+            active_blocks(&self.fleet.ledger.loads[rank]) - query.active[rank]
+            + prompt_blocks(row.prompt, self.block_size))
         return action

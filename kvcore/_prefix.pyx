@@ -1,8 +1,9 @@
 """PrefixIndex: which ranks hold which KV blocks, and how long a path of blocks each rank holds from its root.
 
-Owns blocks (by hash) and holders (block, rank, count, weight) in two pools of C rows. A hash names a block and everything
-before it, so one flat table replaces a trie: a rank holds a prefix iff it holds each of its hashes. The scheduler keeps two:
-cached blocks told by engines (`add`, `release`), and prompt blocks of running requests (`acquire`, `release`, counted).
+Owns blocks (by hash) and holders (block, rank, count, weight) in two pools of C rows. A hash names a block and
+everything before it, so one flat table replaces a trie: a rank holds a prefix iff it holds each of its hashes. The
+scheduler keeps two: cached blocks told by engines (`add`, `release`), and prompt blocks of running requests
+(`acquire`, `release`, counted).
 
 Never here: what a worker is, what a request is, which rank is better.
 
@@ -109,7 +110,7 @@ cdef class PrefixIndex:
         return holder
 
     cdef int32_t release(self, uint64_t hash, slot_t rank) noexcept nogil:
-        """Drop one reference. Returns the weight that left with the last one, else 0; an unknown pair changes nothing."""
+        """Drop one reference. Returns the weight that left with the last one, else 0. Unknown pair: no change."""
         cdef int32_t holder = self.find(hash, rank)
         cdef int32_t weight
         if holder == NO_SLOT:

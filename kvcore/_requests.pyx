@@ -1,13 +1,14 @@
 """RequestTable: every live request, from arrival to its one end.
 
-Owns id and row of each request, its state, the C copy of its block path, and the two orders that time cares about: deadlines
-of waiting requests (indexed heap) and bookings by their last progress (a list: the time to live is the same for all, so the
-one that progressed longest ago is due first).
+Owns id and row of each request, its state, the C copy of its block path, and the two orders that time cares about:
+deadlines of waiting requests (indexed heap) and bookings by their last progress (a list: the time to live is the
+same for all, so the one that progressed longest ago is due first).
 
 Never here: queue order (_lanes), load (_ledger), decisions.
 
-Invariants: a row is live iff its id is in `ids`; exactly the waiting rows with a deadline are in the heap; exactly the
-running and evicted rows are in the list, whose progress_ns never falls from oldest to newest, equal ones by attempt.
+Invariants: a row is live iff its id is in `ids`; exactly the waiting rows with a deadline are in the heap; exactly
+the running and evicted rows are in the list, whose progress_ns never falls from oldest to newest, equal ones by
+attempt.
 """
 from cpython.long cimport PyLong_AsUnsignedLongLong
 from libc.stdlib cimport free, malloc
@@ -72,7 +73,6 @@ cdef class RequestTable:
         row = &self.rows[slot]
         row.state = STATE_FREE
         row.track_prefill = request.track_prefill
-        row.may_wait = not request.do_not_queue
         row.pin = NO_SLOT
         row.class_index = -1
         row.prompt = request.prompt_tokens

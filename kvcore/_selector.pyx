@@ -1,11 +1,13 @@
 """The cost of a rank, and the cheapest ranks of a candidate list (DESIGN D8).
 
-Owns no state. Costs are IEEE doubles in block units, computed in one fixed order of operations and without contraction, so
-that they are the same bits everywhere; lower wins. The plain loop over candidates is the definition.
+Owns no state. Costs are IEEE doubles in block units, computed in one fixed order of operations and without
+contraction, so that they are the same bits everywhere; lower wins. The plain loop over candidates is the
+definition.
 
-cost = max(0, raw / B - cached) + (active + additional), where raw = prefill load + max(prompt, cached tokens), active = active
-blocks of the rank, additional = named prompt blocks of the request that do not run there yet. Without prefill tracking raw
-is 0. Cached tokens enter raw only where they exceed the prompt: the benefit of a cache is the credit (selector facts 3.2).
+cost = max(0, raw / B - cached) + (active + additional), where raw = prefill load + max(prompt, cached tokens),
+active = active blocks of the rank, additional = named prompt blocks of the request that do not run there yet.
+Without prefill tracking raw is 0. Cached tokens enter raw only where they exceed the prompt: the benefit of a cache
+is the credit (selector facts 3.2).
 """
 from kvcore._ledger cimport active_blocks
 
@@ -25,7 +27,7 @@ cdef double rank_cost(const load_t* load, slot_t rank, const query_t* query) noe
 
 cdef slot_t cheapest(
     const load_t* loads, const slot_t* candidates, slot_t count, const query_t* query, slot_t* tied) noexcept nogil:
-    """All candidates of least cost, in candidate order, into `tied` (room for `count`). Returns how many: >= 1 if count is.
+    """All candidates of least cost, in candidate order, into `tied` (room for `count`). Returns how many.
 
     Cost: O(count), about 3 ns a candidate.
     """

@@ -1,7 +1,8 @@
 """SlotTable: text or number ids at the door <-> dense row numbers inside.
 
-Owns the mapping only. A Python dict serves: its keyed hash resists flooding by chosen ids, and a hand-written table was
-no faster when it fitted the cache (STYLE 5.9). Slots are reused last freed first, so a small live set stays in few rows.
+Owns the mapping only. A Python dict serves: its keyed hash resists flooding by chosen ids, and a hand-written table
+was no faster when it fitted the cache (STYLE 5.9). Slots are reused last freed first, so a small live set stays in
+few rows.
 """
 from kvcore._types cimport NO_SLOT
 from cpython.dict cimport PyDict_GetItem

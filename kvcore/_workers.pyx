@@ -1,13 +1,13 @@
 """WorkerTable: which workers exist, and the dense numbering of their ranks.
 
-Owns worker rows (identity, incarnation, dp range, caps), rank rows, and the canonical order (worker_id, dp_rank) in which
-every choice that could depend on order is made (DESIGN D8). A rank that is gone keeps its row while waiting requests are
-pinned to it, so that a lane never changes its rank.
+Owns worker rows (identity, incarnation, dp range, caps), rank rows, and the canonical order (worker_id, dp_rank) in
+which every choice that could depend on order is made (DESIGN D8). A rank that is gone keeps its row while waiting
+requests are pinned to it, so that a lane never changes its rank.
 
 Never here: load (_ledger), cached blocks (_prefix), who waits (_lanes).
 
-Invariants: `order` holds exactly the ranks that have a worker, sorted; a rank row is live iff it has a worker or a pin;
-rank slots are shared with every table that is indexed by rank.
+Invariants: `order` holds exactly the ranks that have a worker, sorted; a rank row is live iff it has a worker or a
+pin; rank slots are shared with every table that is indexed by rank.
 """
 from libc.stdlib cimport free, malloc
 from libc.string cimport memmove
@@ -145,7 +145,7 @@ cdef class WorkerTable:
         return 0
 
     cdef slot_t ranks_of_allowed(self, frozenset allowed, slot_t* out):
-        """Present ranks of an allow-list, in canonical order, into `out` (room for all present ranks). Returns how many."""
+        """Present ranks of an allow-list, in canonical order, into `out` (room for all of them). Returns how many."""
         cdef slot_t count = 0
         cdef slot_t worker, i
         cdef uint32_t j

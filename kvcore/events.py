@@ -1,8 +1,8 @@
 """Inputs of the core: past-tense facts, each stamped with the time at which its owner learned it (DESIGN 3.1).
 
-Frozen dataclasses, written once here and given a C layout by events.pxd. `step` checks ranges and types of a whole batch
-before it applies anything; an id, attempt or incarnation that is not current is *stale*: answered with Ignored, counted,
-never an error.
+Frozen dataclasses, written once here and given a C layout by events.pxd. `step` checks ranges and types of a whole
+batch before it applies anything; an id, attempt or incarnation that is not current is *stale*: answered with
+Ignored, counted, never an error.
 """
 
 from __future__ import annotations

@@ -121,7 +121,7 @@ class ClassTable:
         self.table = tuple([cells[i // buckets, i % buckets] for i in range(len(self.families) * buckets)])
 
     def names(self, policy_class: str) -> bool:
-        """Whether a name given by a caller names something: an explicit class or a family; always, if nothing is asked."""
+        """Whether a caller's class name names an explicit class or a family; always true of a synthetic profile."""
         return self.synthetic or policy_class in self.explicit or policy_class in self.families
 
     def resolve(self, policy_class: str | None, uncached_tokens: int) -> int:

@@ -1,10 +1,11 @@
 """Values that travel inside events: Request, Rank, Overlap, WorkerConfig (DESIGN 3.3).
 
-Plain frozen dataclasses, written once here and given a C layout by request.pxd. They carry no behaviour; the request
-helpers that the core uses (effective cached tokens, prefill delta, block count) are the inline functions of request.pxd.
+Plain frozen dataclasses, written once here and given a C layout by request.pxd. They carry no behaviour; the
+request helpers that the core uses (effective cached tokens, prefill delta, block count) are the inline functions of
+request.pxd.
 
-A compiled dataclass converts at construction: 1.5 becomes 1 and True becomes 1 in an integer field, while strings, None
-and overflow raise. Decoders of outside text check types before they build (DESIGN 3).
+A compiled dataclass converts at construction: 1.5 becomes 1 and True becomes 1 in an integer field, while strings,
+None and overflow raise. Decoders of outside text check types before they build (DESIGN 3).
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from dataclasses import dataclass
 class Rank:
     """One data-parallel rank of one worker: the unit of load, of cache and of an exact pin.
 
-    worker_id: 0..2^64-1, the driver's stable name of the worker. dp_rank: 0..2^32-1, absolute, not relative to dp_start.
+    worker_id: 0..2^64-1, the driver's stable name of the worker.
+    dp_rank: 0..2^32-1, absolute, not relative to dp_start.
     """
 
     worker_id: int

@@ -1,45 +1,38 @@
 """Scheduler: the decision, `step(event) -> actions` (DESIGN 3). The only file that knows all the parts.
 
-Owns the order in which things happen inside a step, the last time seen, the generator, the counters of attempts and of
-arrival order. Everything else has an owner of its own: live requests (_requests), waiting order (_drr, _lanes), workers with
-their load and caches (_fleet), eligibility and choice (_placement).
+Owns the order in which things happen inside a step, the last time seen, the generator and the counter of attempts.
+All else has an owner of its own: live requests (_requests), what waits (_backlog, _drr, _lanes), workers with their
+load and caches (_fleet), eligibility and choice (_placement), what can be read (_inspect).
 
-A step: accept the whole batch (no writes) -> per event: advance time, apply the fact -> settle: pop, place, repeat -> Parks.
+A step: accept the whole batch (no writes) -> per event: advance time, apply the fact -> settle: pop, place, repeat
+-> Parks.
 
 Never here: I/O, clocks, threads, logging, and what belongs to one part alone.
 
-Invariants: after a step no ready head is dispatchable (work conservation); a request ends exactly once; nothing raises after
-accept, and if something does, the scheduler is poisoned: every later step raises.
+Invariants: after a step no ready head is dispatchable (work conservation); a request ends exactly once; nothing
+raises after accept, and if something does, the scheduler is poisoned: every later step raises.
 """
 from libc.math cimport floor
-from libc.stdlib cimport free
 from kvcore._accept cimport accept
+from kvcore._backlog cimport Backlog
 from kvcore._drr cimport LIMIT_NONE, LIMIT_REQUESTS, PolicyQueue, limit_t
 from kvcore._fleet cimport Fleet
 from kvcore._inspect cimport Inspector
-from kvcore._keys cimport fill_key, order_named, order_t
-from kvcore._lanes cimport ClassQueue, waiting_t
 from kvcore._placement cimport Placement
 from kvcore._requests cimport STATE_EVICTED, STATE_RUNNING, STATE_WAITING, RequestTable, request_t
-from kvcore._types cimport FRACTION_ONE, NEVER_NS, NO_SLOT, int32_t, int64_t, ns_t, resize, slot_t, uint64_t
+from kvcore._types cimport FRACTION_ONE, NEVER_NS, NO_SLOT, int32_t, int64_t, ns_t, slot_t, uint64_t
 from kvcore.actions cimport Dispatch, Reject, make_evict, make_ignored, make_park, make_reject
 from kvcore.events cimport (
     BlocksCleared, BlocksRemoved, BlocksStored, Event, OutputBlockAdded, PrefillCompleted, RequestArrived,
     RequestCancelled, RequestFinished, TimerFired, WorkerRemoved, WorkerUpserted)
-from kvcore.policy cimport ClassTable
 from kvcore.request cimport Request
 
 from kvcore._inspect import LOAD_DTYPE
 from kvcore.actions import EvictReason, IgnoredReason, ParkReason, RejectReason
-from kvcore.config import SchedulerConfig
+from kvcore.config import IndexMode, SchedulerConfig
 from kvcore.events import Outcome
 
 __all__ = ["LOAD_DTYPE", "Scheduler"]
-
-cdef struct stored_t:
-    # A request stored in the present batch.
-    slot_t slot
-    uint64_t seq
 
 cdef object QUEUED = ParkReason.QUEUED
 cdef object STALE = IgnoredReason.STALE
@@ -64,26 +57,20 @@ cdef class Scheduler:
     cdef readonly object config            # SchedulerConfig
     cdef ns_t ttl_ns                       # NEVER_NS: bookings do not expire
     cdef int64_t block_size
-    cdef ClassTable class_table
-    cdef order_t* orders                   # by class
     cdef RequestTable requests
-    cdef PolicyQueue queue
     cdef Fleet fleet
     cdef Placement placement
+    cdef Backlog backlog
+    cdef PolicyQueue queue                 # the backlog's
     cdef Inspector inspector
-    cdef stored_t* stored                  # what this batch has stored, by seq
-    cdef int64_t stored_size
-    cdef int64_t stored_room
     cdef ns_t now_ns
     cdef uint64_t generator
-    cdef uint64_t next_seq
     cdef int64_t next_attempt
     cdef bint stepping
     cdef bint poisoned
 
     def __cinit__(self, config=None):
         """A scheduler without workers, at time 0. config None: every default of SchedulerConfig."""
-        cdef slot_t i
         config = SchedulerConfig() if config is None else config
         if not isinstance(config, SchedulerConfig):
             raise TypeError(f"config must be a SchedulerConfig, not {type(config).__name__}")
@@ -97,25 +84,18 @@ cdef class Scheduler:
             None if item.prefill_busy_threshold is None and item.prefill_busy_threshold_frac is None
             else (item.prefill_busy_threshold, item.prefill_busy_threshold_frac) for item in profile.classes]
         distinct = list(dict.fromkeys(pair for pair in thresholds if pair is not None))
-        self.class_table = ClassTable(profile)
         self.requests = RequestTable()
-        self.queue = PolicyQueue(profile)
-        self.fleet = Fleet(distinct)
+        self.fleet = Fleet(distinct, config.index is IndexMode.EVENTS)
         self.placement = Placement(
             self.fleet, self.requests, config, [None if pair is None else distinct.index(pair) for pair in thresholds])
+        self.backlog = Backlog(profile, self.requests, self.fleet, self.placement)
+        self.queue = self.backlog.queue
         self.inspector = Inspector(profile, self.requests, self.queue, self.fleet)
-        resize(<void**>&self.orders, self.queue.count * sizeof(order_t))
-        for i, item in enumerate(profile.classes):
-            self.orders[i] = order_named(item.queue_policy.value)
-
-    def __dealloc__(self):
-        free(self.orders)
-        free(self.stored)
 
     # The door.
 
     def step(self, event, /):
-        """Apply one fact; returns the actions that follow from it. Raises InvalidEvent, and then nothing has changed."""
+        """Apply one fact; returns the actions that follow. Raises InvalidEvent, and then nothing has changed."""
         return self._run((event,))
 
     def step_many(self, events, /):
@@ -142,7 +122,7 @@ cdef class Scheduler:
             last_ns = accept(events, self.now_ns, self.block_size)
             self.poisoned = True               # until the batch is through
             out = []
-            self.stored_size = 0
+            self.backlog.begin_batch()
             for event in events:
                 self._advance((<Event>event).now_ns, out)
                 self._apply(<Event>event, out)
@@ -197,7 +177,7 @@ cdef class Scheduler:
                 return 0
             if deadline_ns <= expiry_ns:
                 slot = self.requests.first_deadline()
-                self._stop_waiting(slot)
+                self.backlog.remove(slot)
                 self._reject(slot, self._refused(slot, RejectReason.DEADLINE_EXPIRED), out)
                 continue
             slot = self.requests.first_progress()
@@ -220,8 +200,9 @@ cdef class Scheduler:
             out.append(make_reject(request.request_id, reason, -1))
             return 0
         slot = self.requests.open(request, self.now_ns, self.block_size)
-        self._classify(slot, request)
+        self.backlog.classify(slot, request)
         class_index = self.requests.rows[slot].class_index
+        self.inspector.unknown_names += not self.backlog.knows(request.policy_class)
         if self.requests.rows[slot].may_wait:
             kind = self.queue.limit_hit(class_index, self.fleet.workers.count(), &current, &bound)
             if kind != LIMIT_NONE:
@@ -230,7 +211,7 @@ cdef class Scheduler:
                 kind = self.queue.limit_hit(class_index, self.fleet.workers.count(), &current, &bound)
         if kind != LIMIT_NONE:
             return self._reject(slot, self._queue_full(slot, kind, current, bound), out)
-        return self._store(slot, request)
+        return self.backlog.store(slot)
 
     cdef object _refusal(self, Request request):
         """Why an arriving request cannot even wait, or None (DESIGN D6)."""
@@ -240,47 +221,6 @@ cdef class Scheduler:
             return RejectReason.DEADLINE_EXPIRED
         return self.placement.refusal(request)
 
-    cdef int _classify(self, slot_t slot, Request request) except -1:
-        """Take the snapshot (DESIGN D1), find the class (D2) and fill the key (D3), all but the seq."""
-        cdef request_t* row = &self.requests.rows[slot]
-        cdef waiting_t* waiting
-        if request.pinned is not None:
-            row.pin = self.fleet.workers.find_rank(request.pinned.worker_id, request.pinned.dp_rank)
-        self.queue.waiting.reserve(slot + 1)
-        waiting = &self.queue.waiting.rows[slot]
-        waiting.raw = row.prompt
-        waiting.cached = self.placement.best_cached(slot, request)
-        waiting.cost = max(1, waiting.raw - waiting.cached)
-        row.class_index = self.class_table.lookup(request.policy_class, waiting.raw - waiting.cached)
-        row.may_wait = row.may_wait and not self.queue.classes[row.class_index].never_waits
-        fill_key(&waiting.key, self.orders[row.class_index], request.strict_priority, request.priority_jump,
-                 row.arrival_ns, row.deadline_ns, waiting.cost)
-        return 0
-
-    cdef int _store(self, slot_t slot, Request request) except -1:
-        cdef request_t* row = &self.requests.rows[slot]
-        if request.policy_class is not None and not self.class_table.names(request.policy_class):
-            self.inspector.unknown_names += 1
-        if self.stored_size == self.stored_room:
-            resize(<void**>&self.stored, max(16, 2 * self.stored_room) * sizeof(stored_t))
-            self.stored_room = max(16, 2 * self.stored_room)
-        self.queue.waiting.rows[slot].key.seq = self.next_seq
-        self.stored[self.stored_size].slot = slot
-        self.stored[self.stored_size].seq = self.next_seq
-        self.stored_size += 1
-        self.requests.start_waiting(slot, self.next_seq)
-        self.next_seq += 1
-        if row.pin != NO_SLOT:
-            self.fleet.workers.pin(row.pin)
-        return self.queue.push(slot, row.class_index, row.pin)
-
-    cdef int _stop_waiting(self, slot_t slot) except -1:
-        """Take a waiting request out of its class; its row stays live."""
-        self.queue.remove(slot)
-        if self.requests.rows[slot].pin != NO_SLOT:
-            self.fleet.workers.unpin(self.requests.rows[slot].pin)
-        return 0
-
     # Requests that run.
 
     cdef int _on_cancelled(self, RequestCancelled event, list out) except -1:
@@ -288,7 +228,7 @@ cdef class Scheduler:
         if slot == NO_SLOT:
             return self._ignore(event.request_id, 0, out)
         if self.requests.rows[slot].state == STATE_WAITING:
-            self._stop_waiting(slot)
+            self.backlog.remove(slot)
         elif self.requests.rows[slot].state == STATE_RUNNING:
             self._release(slot)
         return self._end(slot, False)
@@ -400,56 +340,25 @@ cdef class Scheduler:
         return self.fleet.drop_ranks(ranks)
 
     cdef int _on_blocks_stored(self, BlocksStored event) except -1:
-        cdef slot_t rank = self.fleet.told_rank(event.worker_id, event.dp_rank, event.incarnation)
-        self.inspector.stale += rank == NO_SLOT
-        if rank != NO_SLOT and self.placement.indexed:
-            for block_hash in event.block_hashes:
-                self.fleet.cached.add(block_hash, rank)
+        self.inspector.stale += not self.fleet.store_blocks(
+            event.worker_id, event.dp_rank, event.incarnation, event.block_hashes)
         return 0
 
     cdef int _on_blocks_removed(self, BlocksRemoved event) except -1:
-        cdef slot_t rank = self.fleet.told_rank(event.worker_id, event.dp_rank, event.incarnation)
-        self.inspector.stale += rank == NO_SLOT
-        if rank != NO_SLOT and self.placement.indexed:
-            for block_hash in event.block_hashes:
-                self.fleet.cached.release(block_hash, rank)
+        self.inspector.stale += not self.fleet.remove_blocks(
+            event.worker_id, event.dp_rank, event.incarnation, event.block_hashes)
         return 0
 
     cdef int _on_blocks_cleared(self, BlocksCleared event) except -1:
-        cdef slot_t rank = self.fleet.told_rank(event.worker_id, event.dp_rank, event.incarnation)
-        self.inspector.stale += rank == NO_SLOT
-        if rank != NO_SLOT:
-            self.fleet.cached.purge(rank)
+        self.inspector.stale += not self.fleet.clear_blocks(event.worker_id, event.dp_rank, event.incarnation)
         return 0
 
     # Decisions.
 
-    cdef int _recheck(self) except -1:
-        """Forget verdicts that may have been overturned since the last settle (DESIGN D15). O(1) if nothing waits."""
-        cdef slot_t class_index, pair, rank
-        cdef int32_t i
-        cdef ClassQueue queue
-        for class_index in range(self.queue.count if self.queue.size else 0):
-            queue = self.queue.queue(class_index)
-            pair = self.placement.pair_of[class_index]
-            if queue.size == 0 or pair == NO_SLOT:
-                continue
-            if self.fleet.recheck_all:
-                queue.recheck_all()
-                continue
-            for i in range(self.fleet.changes):
-                rank = self.fleet.changed[i]
-                if not self.fleet.ledger.busy(rank, pair):
-                    queue.recheck_lane(rank)
-                    if queue.shared_is_blocked() and self.placement.may_use(queue.shared_head(), rank):
-                        queue.recheck_shared()
-        self.fleet.forget_changes()
-        return 0
-
     cdef int _settle(self, list out) except -1:
         """Pop, place, repeat, until no head may run; then refuse those that may not wait, and look again."""
         cdef slot_t slot
-        self._recheck()
+        self.backlog.recheck()
         while True:
             slot = self.queue.pop(may_run, <void*>self)
             if slot != NO_SLOT:
@@ -486,24 +395,21 @@ cdef class Scheduler:
         cdef int64_t i
         cdef slot_t slot
         cdef bint found = False
-        for i in range(self.stored_size):
-            slot = self.stored[i].slot
-            if self._still_waits(&self.stored[i]) and not self.requests.rows[slot].may_wait:
-                self._stop_waiting(slot)
+        for i in range(self.backlog.stored):
+            slot = self.backlog.still_waiting(i)
+            if slot != NO_SLOT and not self.requests.rows[slot].may_wait:
+                self.backlog.remove(slot)
                 self._reject(slot, self._would_queue(slot), out)
                 found = True
         return found
 
-    cdef bint _still_waits(self, const stored_t* entry) noexcept:
-        return (self.requests.rows[entry.slot].state == STATE_WAITING
-                and self.queue.waiting.rows[entry.slot].key.seq == entry.seq)
-
     cdef int _park(self, list out) except -1:
+        """Tell of everything that this batch has stored and that still waits, by seq."""
         cdef int64_t i
         cdef slot_t slot
-        for i in range(self.stored_size):
-            if self._still_waits(&self.stored[i]):
-                slot = self.stored[i].slot
+        for i in range(self.backlog.stored):
+            slot = self.backlog.still_waiting(i)
+            if slot != NO_SLOT:
                 out.append(make_park(self.requests.ids.id_of(slot), self.requests.rows[slot].class_index, QUEUED))
         return 0
 
@@ -532,17 +438,17 @@ cdef class Scheduler:
         cdef int64_t bound = 0
         cdef limit_t kind = LIMIT_NONE
         cdef slot_t rank = NO_SLOT
-        self._classify(slot, request)
+        self.backlog.classify(slot, request)
         row = &self.requests.rows[slot]
-        self.queue.waiting.rows[slot].key.seq = self.next_seq
         if row.may_wait:
             kind = self.queue.limit_hit(row.class_index, self.fleet.workers.count(), &current, &bound)
             if kind != LIMIT_NONE:
                 return self._queue_full(slot, kind, current, bound)
         # Between steps no waiting head may run: the newcomer runs iff it leads its heap and passes the test.
-        if self.queue.queue(row.class_index).would_lead(slot, row.pin) and self.placement.may_run(row.class_index, slot):
+        leads = self.queue.queue(row.class_index).would_lead(slot, row.pin)
+        if leads and self.placement.may_run(row.class_index, slot):
             answer = self.placement.decide(slot, request, &generator, &rank)
-            return make_reject(request.request_id, answer, row.class_index) if rank == NO_SLOT else self._stamp(answer, slot)
+            return self._refused(slot, answer) if rank == NO_SLOT else self._stamp(answer, slot)
         if row.may_wait:
             return make_park(request.request_id, row.class_index, QUEUED)
         return self._would_queue(slot)
@@ -556,8 +462,8 @@ cdef class Scheduler:
         return self.inspector.stats()
 
     def digest(self):
-        """128 bits over the canonical state, as 32 hexadecimal digits (DESIGN 6). O(live requests + ranks + classes)."""
-        return self.inspector.digest((self.generator, self.next_seq, self.next_attempt, self.poisoned))
+        """128 bits over the canonical state, as 32 hexadecimal digits (DESIGN 6). O(live requests, ranks, classes)."""
+        return self.inspector.digest((self.generator, self.backlog.next_seq, self.next_attempt, self.poisoned))
 
     def audit(self):
         """Recompute every total from live requests; returns the differences as text: none, ever. O(live requests)."""

@@ -29,7 +29,7 @@ class SchedulerStats:
     """One scheduler. arrived = rejected + completed + aborted + live_requests, always.
 
     rejected: by reason name, only reasons that occurred. unknown_class_names: arrivals whose class name named nothing.
-    index_blocks: distinct blocks that the KV index knows.
+    index_blocks: blocks that the KV index knows, counted once per rank that holds them.
     """
 
     arrived: int

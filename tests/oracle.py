@@ -8,6 +8,7 @@ imports values only, and `Scheduler` never.
 from __future__ import annotations
 
 import copy
+import pickle
 from collections import deque
 
 from oracle_ledger import RankLoad, WyRand, ceil_div, leading, rank_cost, sequence_hashes
@@ -85,9 +86,7 @@ class Oracle:
 
     def peek(self, request: Request):
         """What an arrival of this request at the last seen time would be answered."""
-        kept = (self.config, self.profile, *[live.request for live in self.live.values()],
-                *[worker.config for worker in self.workers.values()])
-        twin = copy.deepcopy(self, {id(value): value for value in kept})
+        twin = pickle.loads(pickle.dumps(self))
         answers = twin.step(RequestArrived(self.now_ns, request))
         return next(a for a in answers if a.request_id == request.request_id)
 
@@ -236,6 +235,7 @@ class Oracle:
             self._ignore(event.request_id, 0)
         elif live.state == "waiting":
             self._unqueue(live)
+            self.counts.aborted += 1
         else:
             self._end(live, Outcome.ABORTED)
 

@@ -1,0 +1,38 @@
+# Requests that wait: classified, stored, judged again, and who of this batch still waits.
+cimport cython
+from kvcore._drr cimport PolicyQueue
+from kvcore._fleet cimport Fleet
+from kvcore._keys cimport order_t
+from kvcore._placement cimport Placement
+from kvcore._requests cimport RequestTable
+from kvcore._types cimport int64_t, slot_t, uint64_t
+from kvcore.policy cimport ClassTable
+from kvcore.request cimport Request
+
+
+cdef struct stored_t:
+    # A request stored in the present batch.
+    slot_t slot
+    uint64_t seq
+
+
+@cython.final
+cdef class Backlog:
+    cdef PolicyQueue queue
+    cdef RequestTable _requests
+    cdef Fleet _fleet
+    cdef Placement _placement
+    cdef ClassTable _classes
+    cdef order_t* _orders                  # by class
+    cdef stored_t* _stored                 # what this batch has stored, by seq
+    cdef int64_t stored
+    cdef int64_t _stored_room
+    cdef uint64_t next_seq                 # one counter for all classes (DESIGN D3)
+
+    cdef int classify(self, slot_t slot, Request request) except -1
+    cdef bint knows(self, str policy_class) except -1
+    cdef void begin_batch(self) noexcept
+    cdef int store(self, slot_t slot) except -1
+    cdef int remove(self, slot_t slot) except -1
+    cdef slot_t still_waiting(self, int64_t i) noexcept
+    cdef int recheck(self) except -1

@@ -1,0 +1,110 @@
+"""Backlog: from the moment an arrival has been let in until it is popped or taken out.
+
+Owns the counter of arrival order, the queue, and the list of what the present batch has stored (who of it is left
+decides about Parks and about requests that may not wait). It keeps pins of the worker table and deadlines of the
+request table in step with what is stored.
+
+Never here: whether a limit refuses, what becomes of a popped request.
+"""
+from libc.stdlib cimport free
+from kvcore._keys cimport fill_key, order_named
+from kvcore._lanes cimport ClassQueue, waiting_t
+from kvcore._requests cimport STATE_WAITING, request_t
+from kvcore._types cimport NO_SLOT, int32_t, resize
+
+
+cdef class Backlog:
+    def __cinit__(self, profile not None, RequestTable requests not None, Fleet fleet not None,
+                  Placement placement not None):
+        cdef slot_t i
+        self.queue = PolicyQueue(profile)
+        self._classes = ClassTable(profile)
+        self._requests = requests
+        self._fleet = fleet
+        self._placement = placement
+        resize(<void**>&self._orders, self.queue.count * sizeof(order_t))
+        for i, item in enumerate(profile.classes):
+            self._orders[i] = order_named(item.queue_policy.value)
+
+    def __dealloc__(self):
+        free(self._orders)
+        free(self._stored)
+
+    cdef int classify(self, slot_t slot, Request request) except -1:
+        """Snapshot (DESIGN D1), class (D2) and key (D3) of a request, with the next seq. Stores nothing."""
+        cdef request_t* row = &self._requests.rows[slot]
+        cdef waiting_t* waiting
+        if request.pinned is not None:
+            row.pin = self._fleet.workers.find_rank(request.pinned.worker_id, request.pinned.dp_rank)
+        self.queue.waiting.reserve(slot + 1)
+        waiting = &self.queue.waiting.rows[slot]
+        waiting.raw = row.prompt
+        waiting.cached = self._placement.best_cached(slot, request)
+        waiting.cost = max(1, waiting.raw - waiting.cached)
+        row.class_index = self._classes.lookup(request.policy_class, waiting.raw - waiting.cached)
+        row.may_wait = not (request.do_not_queue or self.queue.classes[row.class_index].never_waits)
+        fill_key(&waiting.key, self._orders[row.class_index], request.strict_priority, request.priority_jump,
+                 row.arrival_ns, row.deadline_ns, waiting.cost)
+        waiting.key.seq = self.next_seq
+        return 0
+
+    cdef bint knows(self, str policy_class) except -1:
+        """Whether a request names no class, or one that exists."""
+        return policy_class is None or self._classes.names(policy_class)
+
+    cdef void begin_batch(self) noexcept:
+        self.stored = 0
+
+    cdef int store(self, slot_t slot) except -1:
+        """Let a classified request wait in its class. Takes a seq; limits have been tested."""
+        cdef request_t* row = &self._requests.rows[slot]
+        if self.stored == self._stored_room:
+            resize(<void**>&self._stored, max(16, 2 * self._stored_room) * sizeof(stored_t))
+            self._stored_room = max(16, 2 * self._stored_room)
+        self._stored[self.stored].slot = slot
+        self._stored[self.stored].seq = self.next_seq
+        self.stored += 1
+        self._requests.start_waiting(slot, self.next_seq)
+        self.next_seq += 1
+        if row.pin != NO_SLOT:
+            self._fleet.workers.pin(row.pin)
+        return self.queue.push(slot, row.class_index, row.pin)
+
+    cdef int remove(self, slot_t slot) except -1:
+        """Take a waiting request out of its class; its row stays live."""
+        self.queue.remove(slot)
+        if self._requests.rows[slot].pin != NO_SLOT:
+            self._fleet.workers.unpin(self._requests.rows[slot].pin)
+        return 0
+
+    cdef slot_t still_waiting(self, int64_t i) noexcept:
+        """The request that this batch stored as its i-th, if it still waits; else NO_SLOT."""
+        cdef stored_t* entry = &self._stored[i]
+        if self._requests.rows[entry.slot].state != STATE_WAITING:
+            return NO_SLOT
+        return entry.slot if self.queue.waiting.rows[entry.slot].key.seq == entry.seq else NO_SLOT
+
+    cdef int recheck(self) except -1:
+        """Forget verdicts that the fleet's changes may have overturned (DESIGN D15). O(1) if nothing waits.
+
+        Only a rank that is not busy can overturn one, and only for heads that may use it.
+        """
+        cdef slot_t class_index, pair, rank
+        cdef int32_t i
+        cdef ClassQueue queue
+        for class_index in range(self.queue.count if self.queue.size else 0):
+            queue = self.queue.queue(class_index)
+            pair = self._placement.pair_of[class_index]
+            if queue.size == 0 or pair == NO_SLOT:
+                continue
+            if self._fleet.recheck_all:
+                queue.recheck_all()
+                continue
+            for i in range(self._fleet.changes):
+                rank = self._fleet.changed[i]
+                if not self._fleet.ledger.busy(rank, pair):
+                    queue.recheck_lane(rank)
+                    if queue.shared_is_blocked() and self._placement.may_use(queue.shared_head(), rank):
+                        queue.recheck_shared()
+        self._fleet.forget_changes()
+        return 0
