@@ -1,6 +1,6 @@
 """Extensions and compiler directives; everything else is in pyproject.toml.
 
-KVCORE_DEBUG=1 builds with bounds, None and overflow checks and with the core's own invariant checks compiled in.
+KVCORE_DEBUG=1 builds with bounds checks and with the core's own invariant checks compiled in.
 KVCORE_TRACE=1 builds with line tracing, for coverage of the Cython modules.
 """
 
@@ -22,7 +22,10 @@ MODULES = {
          "_workers.pyx", "_selector.pyx", "_keys.pyx", "_fleet.pyx", "_placement.pyx", "_backlog.pyx", "_inspect.pyx", "_accept.pyx",
          "scheduler.pyx"],
     ),
-    "kvcore.drivers.replay": ("drivers/replay", ["_engine.pyx"]),
+    "kvcore.drivers.replay": (
+        "drivers/replay",
+        ["_blockcache.pyx", "_sequences.pyx", "_plan.pyx", "_worker.pyx", "_engine.pyx"],
+    ),
 }
 
 # IEEE double without contraction: the same costs on every machine (DESIGN D20).
@@ -36,7 +39,7 @@ DIRECTIVES = {
     "boundscheck": DEBUG,
     "wraparound": False,
     "initializedcheck": DEBUG,
-    "nonecheck": DEBUG,
+    "nonecheck": False,  # it would forbid nogil methods, which are the better proof
     "overflowcheck": False,
     "cdivision": True,
     "linetrace": TRACE,
@@ -55,6 +58,15 @@ def extensions() -> list[Extension]:
     return found
 
 
+def include_path() -> list[str]:
+    """Cython looks for the .pxd files of kvcore.drivers in a folder kvcore/drivers: here is one."""
+    link = "build/include/kvcore/drivers"
+    os.makedirs(os.path.dirname(link), exist_ok=True)
+    if not os.path.islink(link):
+        os.symlink(os.path.abspath("drivers"), link)
+    return [".", "build/include"]
+
+
 if sys.byteorder != "little":
     sys.exit("kvcore is built for little-endian machines only")
 
@@ -62,6 +74,7 @@ setup(
     ext_modules=cythonize(
         extensions(),
         compiler_directives=DIRECTIVES,
+        include_path=include_path(),
         build_dir="build/cython-debug" if DEBUG else "build/cython-trace" if TRACE else "build/cython",
         force=TRACE,
     )

@@ -3,6 +3,7 @@ cimport cython
 from kvcore._drr cimport PolicyQueue
 from kvcore._fleet cimport Fleet
 from kvcore._keys cimport order_t
+from kvcore._lanes cimport head_test_t
 from kvcore._placement cimport Placement
 from kvcore._requests cimport RequestTable
 from kvcore._types cimport int64_t, slot_t, uint64_t
@@ -36,3 +37,4 @@ cdef class Backlog:
     cdef int remove(self, slot_t slot) except -1
     cdef slot_t still_waiting(self, int64_t i) noexcept
     cdef int recheck(self) except -1
+    cdef list faults(self, head_test_t test, void* judge)

@@ -108,3 +108,13 @@ cdef class Backlog:
                         queue.recheck_shared()
         self._fleet.forget_changes()
         return 0
+
+    cdef list faults(self, head_test_t test, void* judge):
+        """Broken invariants of every class, and heads that may run and wait (work conservation). O(waiting)."""
+        cdef slot_t class_index
+        found = []
+        for class_index in range(self.queue.count):
+            fault = self.queue.queue(class_index).fault(test, judge)
+            if fault is not None:
+                found.append(f"class {class_index}: {fault}")
+        return found

@@ -37,4 +37,5 @@ cdef void heap_init(heap_t* heap) noexcept nogil
 cdef void heap_free(heap_t* heap) noexcept nogil
 cdef int heap_reserve(heap_t* heap, int32_t size) except -1
 cdef int heap_push(heap_t* heap, const key_t* key, slot_t item, int32_t* pos) except -1
+cdef bint heap_holds(const heap_t* heap, const int32_t* pos) noexcept nogil
 cdef void heap_remove(heap_t* heap, slot_t item, int32_t* pos) noexcept nogil

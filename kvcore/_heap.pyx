@@ -62,6 +62,17 @@ cdef void heap_remove(heap_t* heap, slot_t item, int32_t* pos) noexcept nogil:
         _sift_down(heap, hole, pos)
 
 
+cdef bint heap_holds(const heap_t* heap, const int32_t* pos) noexcept nogil:
+    """Whether the invariants hold. O(size), for debug builds."""
+    cdef int32_t i
+    for i in range(heap.size):
+        if pos[heap.nodes[i].item] != i:
+            return False
+        if i and key_less(&heap.nodes[i].key, &heap.nodes[(i - 1) // ARITY].key):
+            return False
+    return True
+
+
 cdef void _sift_up(heap_t* heap, int32_t at, int32_t* pos) noexcept nogil:
     cdef node_t moving = heap.nodes[at]
     cdef int32_t parent

@@ -66,6 +66,7 @@ cdef class ClassQueue:
     cdef void recheck_lane(self, slot_t rank) noexcept
     cdef void recheck_all(self) noexcept
     cdef int64_t heap_moves(self) noexcept
+    cdef str fault(self, head_test_t test, void* judge)
 
     cdef slot_t _open_lane(self, slot_t rank) except -1
     cdef void _close_lane(self, slot_t lane) noexcept

@@ -15,7 +15,7 @@ otherwise a head is tested once per change, never once per pop. Cost: push, remo
 * log lanes).
 """
 from libc.stdlib cimport free
-from kvcore._heap cimport heap_free, heap_init, heap_push, heap_remove, heap_reserve, key_less
+from kvcore._heap cimport heap_free, heap_holds, heap_init, heap_push, heap_remove, heap_reserve, key_less
 from kvcore._types cimport NO_SLOT, resize
 
 
@@ -170,6 +170,32 @@ cdef class ClassQueue:
         for lane in range(self._lanes_size):
             moves += self._lanes[lane].heap.moves
         return moves
+
+    cdef str fault(self, head_test_t test, void* judge):
+        """The first broken invariant, or a head that may run although nobody was popped; None if all is well. O(size)."""
+        cdef slot_t lane
+        cdef slot_t open_lanes = 0
+        cdef int64_t stored = self._shared.size
+        cdef lane_t* row
+        if not heap_holds(&self._shared, self.table.pos) or not heap_holds(&self._heads, self._head_pos):
+            return "heap order"
+        if self._shared.size and test(judge, self.class_index, self._shared.nodes[0].item):
+            return "the shared head may run and waits"
+        for lane in range(self._lanes_size):
+            row = &self._lanes[lane]
+            if row.heap.size == 0:
+                continue
+            stored += row.heap.size
+            open_lanes += 1
+            if self._lane_of[row.rank] != lane or not heap_holds(&row.heap, self.table.pos):
+                return f"lane {lane}"
+            if not row.blocked and self._heads.nodes[self._head_pos[lane]].key.seq != row.heap.nodes[0].key.seq:
+                return f"lane {lane} is indexed under a head it no longer has"
+            if test(judge, self.class_index, row.heap.nodes[0].item):
+                return f"the head of lane {lane} may run and waits"
+        if stored != self.size or open_lanes != self.lanes or self._heads.size + self.blocked != self.lanes:
+            return "counters"
+        return None
 
     cdef slot_t _open_lane(self, slot_t rank) except -1:
         cdef slot_t lane, capacity, at

@@ -20,7 +20,8 @@ from kvcore._fleet cimport Fleet
 from kvcore._inspect cimport Inspector
 from kvcore._placement cimport Placement
 from kvcore._requests cimport STATE_EVICTED, STATE_RUNNING, STATE_WAITING, RequestTable, request_t
-from kvcore._types cimport FRACTION_ONE, NEVER_NS, NO_SLOT, int32_t, int64_t, ns_t, slot_t, uint64_t
+from kvcore._types cimport (
+    DEBUG_CHECKS, FRACTION_ONE, NEVER_NS, NO_SLOT, int32_t, int64_t, ns_t, slot_t, uint64_t)
 from kvcore.actions cimport Dispatch, Reject, make_evict, make_ignored, make_park, make_reject
 from kvcore.events cimport (
     BlocksCleared, BlocksRemoved, BlocksStored, Event, OutputBlockAdded, PrefillCompleted, RequestArrived,
@@ -66,6 +67,7 @@ cdef class Scheduler:
     cdef ns_t now_ns
     cdef uint64_t generator
     cdef int64_t next_attempt
+    cdef int64_t steps                     # counted in debug builds only
     cdef bint stepping
     cdef bint poisoned
 
@@ -128,6 +130,8 @@ cdef class Scheduler:
                 self._apply(<Event>event, out)
             self._settle(out)
             self._park(out)
+            if DEBUG_CHECKS:
+                self._check_invariants()
             self.poisoned = False
         finally:
             self.stepping = False
@@ -158,6 +162,16 @@ cdef class Scheduler:
             case WorkerRemoved():
                 return self._on_worker_removed(<WorkerRemoved>event, out)
         raise AssertionError(f"accepted but not applied: {event!r}")
+
+    cdef int _check_invariants(self) except -1:
+        """Debug builds: totals, heaps and work conservation after every step; every 1,024th where much is live."""
+        self.steps += 1
+        if self.requests.ids.count() > 64 and self.steps & 1023:
+            return 0
+        faults = self.inspector.audit() + self.backlog.faults(may_run, <void*>self)
+        if faults:
+            raise AssertionError("; ".join(faults))
+        return 0
 
     # Time.
 
