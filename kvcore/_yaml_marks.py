@@ -26,11 +26,13 @@ from kvcore.errors import InvalidPolicy
 TEXT_CHARS_MAX = 1 << 20
 #: Levels of nesting, also through aliases. A class's admission parameters start at level 7.
 DEPTH_MAX = 64
-#: Nodes once all aliases are followed: a few kilobytes of nested aliases could stand for billions.
-NODES_MAX = 100_000
+#: Keys, values, lists and mappings, once all aliases are followed: a few kilobytes of nested aliases could stand for
+#: billions. A class with every key is about 30.
+NODES_MAX = 50_000
 #: The largest integer that a double holds exactly together with its neighbours (DESIGN D20).
 WHOLE_MAX = 2**53
 
+_TOO_MANY = f"more than {NODES_MAX} keys and values"
 _WHOLE = re.compile(r"\+?(?:0x(?P<hex>[0-9a-fA-F]+)|0o(?P<oct>[0-7]+)|0b(?P<bin>[01]+)|(?P<dec>0|[1-9][0-9]*))")
 _REAL = re.compile(r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?")
 _SPECIAL_REAL = {f"{sign}.{form}": f"{sign}inf" for sign in ("", "+", "-") for form in ("inf", "Inf", "INF")}
@@ -80,16 +82,23 @@ Reader: TypeAlias = Callable[[yaml.Node, Place], Any]
 _EnumT = TypeVar("_EnumT", bound=Enum)
 
 
+class _TooLarge(yaml.MarkedYAMLError):
+    """A text that may well be YAML and is refused for its size."""
+
+
 class _Loader(yaml.SafeLoader):
-    """PyYAML's composer with a bound on nesting and without its resolver: an empty tag means that none was written."""
+    """PyYAML's composer with bounds and without its resolver: an empty tag means that none was written."""
 
     depth = 0
+    nodes = 0
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         self.depth += 1
-        if self.depth > DEPTH_MAX:
+        self.nodes += 1
+        if self.depth > DEPTH_MAX or self.nodes > NODES_MAX:
+            reason = f"nested deeper than {DEPTH_MAX} levels" if self.depth > DEPTH_MAX else _TOO_MANY
             mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
-            raise yaml.composer.ComposerError(None, None, f"nested deeper than {DEPTH_MAX} levels", mark)
+            raise _TooLarge(problem=reason, problem_mark=mark)
         node = super().compose_node(parent, index)
         self.depth -= 1
         return node
@@ -102,7 +111,7 @@ def compose(text: str, source: str) -> yaml.Node | None:
     """The node graph of one YAML document, None for a text without any; safe to walk recursively.
 
     Raises: InvalidPolicy for what is not YAML, for several documents, tags, an alias inside its own anchor, and for a
-    text that is too long, too deep, or too large once its aliases are followed.
+    text that is too long, too deep or too large, also once its aliases are followed.
     Cost: O(len(text)); PyYAML in pure Python, about 10 microseconds a character.
     """
     if len(text) > TEXT_CHARS_MAX:
@@ -123,8 +132,9 @@ def compose(text: str, source: str) -> yaml.Node | None:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         reason = ": ".join([part for part in (error.context, error.problem) if part])
-        line_or_none = None if mark is None else mark.line + 1
-        raise Place(source, line=line_or_none).error(f"not valid YAML: {printable(reason, 300)}") from error
+        what = "" if isinstance(error, _TooLarge) else "not valid YAML: "
+        place = Place(source, line=None if mark is None else mark.line + 1)
+        raise place.error(what + printable(reason, 300)) from error
     if root is not None:
         _measure(root, {}, Place(source))
     return root
@@ -146,7 +156,7 @@ def _measure(node: yaml.Node, known: dict[int, tuple[int, int] | None], place: P
         size += child_size
         height = max(height, child_height)
     if size > NODES_MAX:
-        raise place.at(None, line_of(node)).error(f"more than {NODES_MAX} values once aliases are followed")
+        raise place.at(None, line_of(node)).error(f"{_TOO_MANY} once aliases are followed")
     if height >= DEPTH_MAX:
         raise place.at(None, line_of(node)).error(f"nested deeper than {DEPTH_MAX} levels once aliases are followed")
     if isinstance(node, yaml.ScalarNode) and _SURROGATE.search(node.value):

@@ -6,13 +6,16 @@ import json
 from typing import Any
 
 import yaml
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from policy_texts import MODEL_AND_ROOT, SAMPLE, TWO_53, policy, refused
 
 from kvcore.errors import InvalidPolicy
 from kvcore.policy import AdmissionSpec, Arbitration, CacheBucket, Capacity, PolicyClass, PolicyProfile, QueuePolicy
 from kvcore.policy_file import PolicyDocument, describe, lint, load_policy
+
+#: For tests whose inputs take long to draw or to write out: a fifth of what the profile in use asks for.
+slow_examples = max(20, settings().max_examples // 5)
 
 names = st.text("abcXYZ019_.-", min_size=1, max_size=6)
 counts = st.none() | st.integers(0, TWO_53)
@@ -71,6 +74,7 @@ documents = st.builds(
 )
 
 
+@settings(max_examples=slow_examples)
 @given(documents, st.booleans())
 def test_describe_is_a_policy_file_that_loads_to_the_same(document: PolicyDocument, ascii_only: bool) -> None:
     text = json.dumps(describe(document), ensure_ascii=ascii_only, allow_nan=False)
@@ -122,6 +126,7 @@ def test_random_text_never_breaks_the_loader(text: str) -> None:
     check_total(text)
 
 
+@settings(max_examples=slow_examples)
 @given(st.recursive(leaves | st.sampled_from("fbc"), lambda inner: st.lists(inner, max_size=3) | sections_of(inner)))
 def test_random_values_never_break_the_loader(value: Any) -> None:
     check_total(yaml.safe_dump(value))

@@ -173,18 +173,18 @@ def bomb(levels: int, width: int) -> str:
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("router:\n" + indent(bomb(40, 10), 2), "more than 100000 values"),
-        (policy(admission="\n      type: t\n      parameters:\n" + indent(bomb(40, 10), 8)), "more than 100000 val"),
+        ("router:\n" + indent(bomb(40, 10), 2), "more than 50000 keys and values once"),
+        (policy(admission="\n      type: t\n      parameters:\n" + indent(bomb(40, 10), 8)), "more than 50000 keys"),
         ("router:\n" + indent(bomb(200, 1), 2), "nested deeper than 64 levels once aliases"),
         ("router: " + "[" * 100_000, "nested deeper than 64 levels"),
         ("router: " + "{a: " * 100_000, "nested deeper than 64 levels"),
         ("- " * 100_000, "nested deeper than 64 levels"),
-        ("router:\n  [" + "x, " * 100_000 + "]", "more than 100000 values"),
+        ("router:\n  [" + "x, " * 60_000 + "]", "more than 50000 keys and values"),
         (" " * (1 << 20) + "x", "longer than 1048576 characters"),
     ],
 )
 def test_hostile_sizes(text: str, reason: str) -> None:
-    assert reason in refused(text).reason
+    assert refused(text).reason.startswith(reason)
 
 
 def test_the_largest_text_loads() -> None:
