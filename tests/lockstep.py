@@ -7,7 +7,8 @@ import dataclasses
 from oracle import Oracle
 from oracle_state import ClassStats, Stats
 from recording import as_code
-from strategies import Plan, Resolver
+from strategies import Plan
+from strategies_letters import Resolver
 
 from kvcore.errors import InvalidEvent
 

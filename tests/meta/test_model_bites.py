@@ -1,0 +1,294 @@
+"""The differential test finds planted faults: each mutant of the oracle is told apart from the oracle itself."""
+
+from __future__ import annotations
+
+from collections import deque
+from functools import cache
+
+import pytest
+from hypothesis import Phase, given, settings
+from lockstep import Difference, play
+from oracle import Oracle
+from oracle_ledger import ONE, leading
+from strategies import anything, caches, duels, plans, rushes
+from strategies_letters import Resolver
+
+from kvcore import config, events, policy, request
+from kvcore.actions import EvictReason
+from kvcore.policy import Arbitration
+
+
+class StandIn(Oracle):
+    """The oracle in the place of the core."""
+
+    def digest(self) -> str:
+        queue = self.queue
+        live = sorted((name, x.state, x.attempt, x.rank, x.progress_ns) for name, x in self.live.items())
+        index = sorted((rank, sorted(names)) for rank, names in self.index.items())
+        return repr((queue.cursor, queue.paid, queue.carry, [c.deficit for c in queue.classes], self.generator.state,
+                     self.next_attempt, self.next_seq, live, index, self.loads_by_rank))
+
+    def audit(self) -> list[str]:
+        return []
+
+    def loads(self):
+        names = ("worker_id", "dp_rank", "prefill_tokens", "active_blocks", "requests")
+        return [dict(zip(names, row, strict=True)) for row in super().loads()]
+
+
+class OneDrawForAll(StandIn):
+    def _select(self, request):
+        self.generator.state = 0
+        return super()._select(request)
+
+
+class LastComeOfEquals(StandIn):
+    def _store(self, request, *rest):
+        super()._store(request, *rest)
+        entry = self.live[request.request_id].entry
+        entry.key = (*entry.key[:-1], -entry.key[-1])
+
+
+class KeepsCreditWhenEmpty(StandIn):
+    def _unqueue(self, live):
+        queue = self.queue.classes[live.class_index]
+        kept = queue.deficit
+        super()._unqueue(live)
+        queue.deficit = kept
+
+
+class ForgetsTheVisit(StandIn):
+    def _settle(self):
+        super()._settle()
+        self.queue.paid = False
+
+
+class StaysOnAnEmptiedClass(StandIn):
+    def _unqueue(self, live):
+        cursor, paid = self.queue.cursor, self.queue.paid
+        super()._unqueue(live)
+        self.queue.cursor, self.queue.paid = cursor, paid
+
+
+class ReferenceByExact(StandIn):
+    def __init__(self, config):
+        super().__init__(config)
+        self.queue.arbitration = Arbitration.EXACT
+
+
+class ReferenceMovesOnRemoval(StandIn):
+    def _unqueue(self, live):
+        super()._unqueue(live)
+        queue = self.queue
+        emptied = not queue.classes[live.class_index].entries and queue.cursor == live.class_index
+        if emptied and queue.arbitration is Arbitration.REFERENCE:
+            queue._go_on()
+
+
+class RemovalIsNoProgress(StandIn):
+    def _evict(self, live, reason, at_ns):
+        super()._evict(live, reason, live.progress_ns if reason is EvictReason.WORKER_REMOVED else at_ns)
+
+
+class OutputIsNoProgress(StandIn):
+    def _progressed(self, event):
+        live = self.live.get(event.request_id)
+        before = live and live.progress_ns
+        super()._progressed(event)
+        if live is not None and hasattr(event, "decay_fraction"):
+            live.progress_ns = before
+
+
+class EvictsById(StandIn):
+    def _remove_ranks(self, ranks):
+        for live in sorted(self.live.values(), key=lambda x: x.request.request_id):
+            if live.state == "running" and live.rank in ranks:
+                self._evict(live, EvictReason.WORKER_REMOVED, self.now_ns)
+        super()._remove_ranks(ranks)
+
+
+class KeepsIndexOfLostRanks(StandIn):
+    def _remove_ranks(self, ranks):
+        kept = {rank: self.index[rank] for rank in ranks}
+        super()._remove_ranks(ranks)
+        self.lost = {**getattr(self, "lost", {}), **kept}
+
+    def _upserted(self, event):
+        super()._upserted(event)
+        for rank in self.index:
+            self.index[rank] |= getattr(self, "lost", {}).pop(rank, set())
+
+
+class DeadlineOneLate(StandIn):
+    def _dues(self):
+        return [(due + (kind == 0), kind, *rest) for due, kind, *rest in super()._dues()]
+
+
+class BusyAtThreshold(StandIn):
+    def _busy(self, item, rank):
+        tokens = self.loads_by_rank[rank].prefill_tokens
+        return super()._busy(item, rank) or (tokens > 0 and tokens == item.prefill_busy_threshold)
+
+
+class SettlesAfterEveryEvent(StandIn):
+    def _apply(self, event):
+        super()._apply(event)
+        self._settle()
+
+
+class RefusesWithoutSettling(StandIn):
+    def _arrived(self, request):
+        settle, self._settle = self._settle, lambda: None
+        super()._arrived(request)
+        self._settle = settle
+
+
+class DecaysSharedBlocks(StandIn):
+    def _progressed(self, event):
+        super()._progressed(event)
+        live = self.live.get(event.request_id)
+        if live is not None and live.booking is not None and getattr(event, "decay_fraction", None) == 0.0:
+            for name in live.booking.blocks:
+                self.loads_by_rank[live.rank].live[name].weight = 0
+
+
+class SharersRestoreWeight(StandIn):
+    def _place(self, live):
+        super()._place(live)
+        if live.booking is not None:
+            for name in live.booking.blocks:
+                self.loads_by_rank[live.rank].live[name].weight = ONE
+
+
+class CountsBlocksBehindAHole(StandIn):
+    def _overlap_blocks(self, request, rank):
+        blocks = super()._overlap_blocks(request, rank)
+        if request.overlap is None and rank in self.index and leading(request.block_hashes, self.index[rank]):
+            return len([name for name in request.block_hashes if name in self.index[rank]])
+        return blocks
+
+
+class SnapshotAgainAtThePop(StandIn):
+    def _settle(self):
+        for live in self._waiting():
+            request, ranks = live.request, self._eligible(live.request)
+            blocks = max((self._overlap_blocks(request, rank) for rank in ranks), default=0)
+            uncached = request.prompt_tokens - min(blocks * self.config.block_size, request.prompt_tokens)
+            live.entry.cost = max(1, uncached)
+        super()._settle()
+
+
+class LimitOneTooMany(StandIn):
+    def _over_limit(self, request, class_index):
+        over = super()._over_limit(request, class_index)
+        return None if over is not None and over[1] == over[2] else over
+
+
+class ChargesRefusedPops(StandIn):
+    def _reject(self, request, reason, class_index=-1, *rest):
+        if class_index >= 0:
+            self.recent[class_index].append((self.now_ns, 1))
+        super()._reject(request, reason, class_index, *rest)
+
+
+class WindowOf31(StandIn):
+    def __init__(self, config):
+        super().__init__(config)
+        self.recent = [deque(maxlen=31) for _ in self.recent]
+
+
+class ReuseOfAttempts(StandIn):
+    def _end(self, live, outcome):
+        super()._end(live, outcome)
+        if live.attempt == self.next_attempt - 1:
+            self.next_attempt -= 1
+
+
+class EvictedNeverEnds(StandIn):
+    def _evict(self, live, reason, at_ns):
+        super()._evict(live, reason, at_ns)
+        live.progress_ns = 2**62
+
+
+class ParksInTheMiddle(StandIn):
+    def step_many(self, events):
+        actions = super().step_many(events)
+        return tuple(sorted(actions, key=lambda a: (type(a).__name__ != "Park", 0)))
+
+
+#: Theme of the plans that a fault should meet, and the faults.
+SWARM, DUELS, RUSHES, CACHES = anything(broken=False), duels(), rushes(), caches()
+MUTANTS = {
+    OneDrawForAll: SWARM,
+    LastComeOfEquals: SWARM,
+    KeepsCreditWhenEmpty: DUELS,
+    ForgetsTheVisit: DUELS,
+    StaysOnAnEmptiedClass: DUELS,
+    ReferenceByExact: DUELS,
+    ReferenceMovesOnRemoval: DUELS,
+    SnapshotAgainAtThePop: DUELS,
+    OutputIsNoProgress: SWARM,
+    RemovalIsNoProgress: SWARM,
+    EvictsById: SWARM,
+    DeadlineOneLate: SWARM,
+    BusyAtThreshold: SWARM,
+    SettlesAfterEveryEvent: SWARM,
+    ReuseOfAttempts: SWARM,
+    EvictedNeverEnds: SWARM,
+    ParksInTheMiddle: SWARM,
+    KeepsIndexOfLostRanks: CACHES,
+    DecaysSharedBlocks: CACHES,
+    SharersRestoreWeight: CACHES,
+    CountsBlocksBehindAHole: CACHES,
+    RefusesWithoutSettling: RUSHES,
+    LimitOneTooMany: RUSHES,
+    ChargesRefusedPops: RUSHES,
+    WindowOf31: RUSHES,
+}
+PLANS = 250
+
+
+@cache
+def corpus(theme):
+    """The same plans for every mutant of a theme, with what the oracle says: [(events, actions, next_deadline_ns)]."""
+    told = []
+
+    @settings(max_examples=PLANS, derandomize=True, database=None, phases=[Phase.generate])
+    @given(plans(theme))
+    def collect(plan):
+        oracle = Oracle(plan.config)
+        rows = [(batch, oracle.step_many(batch), oracle.next_deadline_ns)
+                for batch in Resolver(plan, oracle).batches()]
+        told.append((plan, rows))
+
+    collect()
+    return told
+
+
+def differs(mutant, plan, rows) -> bool:
+    scheduler = mutant(plan.config)
+    return any((scheduler.step_many(batch), scheduler.next_deadline_ns) != (wanted, due_ns)
+               for batch, wanted, due_ns in rows)
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)
+def test_mutant_is_found(mutant):
+    assert any(differs(mutant, *told) for told in corpus(MUTANTS[mutant]))
+
+
+@settings(max_examples=50)
+@given(plans())
+def test_the_oracle_agrees_with_itself(plan):
+    play(plan, StandIn)
+
+
+def test_a_difference_is_told_as_code():
+    plan = next(told[0] for told in corpus(SWARM) if differs(SettlesAfterEveryEvent, *told))
+    with pytest.raises(Difference) as caught:
+        play(plan, SettlesAfterEveryEvent)
+    names = {}
+    for module in (config, events, policy, request):
+        names.update(vars(module))
+    exec(str(caught.value).split("after these batches:\n")[1], names)
+    mutant, oracle = SettlesAfterEveryEvent(names["config"]), Oracle(names["config"])
+    assert [mutant.step_many(b) for b in names["batches"]] != [oracle.step_many(b) for b in names["batches"]]
