@@ -1,0 +1,96 @@
+"""When the next row of a trace arrives: at its own time, or as soon as another request has ended.
+
+OpenLoop and ClosedLoop have the same three members: next_ns, take(), ended().
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from fractions import Fraction
+
+from kvcore.errors import InvalidTrace
+
+from .traces import TraceRow
+
+NEVER_NS = 1 << 62  # later than any time that the core accepts
+
+
+class FittingRows:
+    """Rows that some worker can hold. unfit: how many others were left out.
+
+    kv_tokens: what the KV cache of a worker holds. paths: names of the files, for error texts.
+    Raises while iterating: InvalidTrace for a row that fits no worker, unless skip_unfit.
+    """
+
+    def __init__(self, rows: Iterable[TraceRow], kv_tokens: int, paths: Sequence[str], skip_unfit: bool) -> None:
+        self._rows, self._kv_tokens, self._paths, self._skip = rows, kv_tokens, paths, skip_unfit
+        self.unfit = 0
+
+    def __iter__(self) -> Iterator[TraceRow]:
+        tokens_max = self._kv_tokens  # ceil(tokens / block_size) <= kv_blocks iff tokens <= kv_blocks * block_size
+        for row in self._rows:
+            if row.prompt_tokens + row.output_tokens <= tokens_max:
+                yield row
+            elif self._skip:
+                self.unfit += 1
+            else:
+                path = self._paths[row.file_index] if self._paths else f"file {row.file_index}"
+                tokens = row.prompt_tokens + row.output_tokens
+                reason = f"row {row.row}: {tokens} tokens of prompt and output never fit a KV cache of {tokens_max}"
+                raise InvalidTrace(path, None, reason)
+
+
+class OpenLoop:
+    """Arrivals at the times of the trace. next_ns: when the next one is due."""
+
+    def __init__(self, rows: Iterable[TraceRow], ratio: Fraction) -> None:
+        self._rows = iter(rows)
+        self._up, self._down = ratio.numerator, ratio.denominator
+        self._row: TraceRow | None = None
+        self.next_ns = NEVER_NS
+        self._read()
+
+    def _read(self) -> None:
+        self._row = row = next(self._rows, None)
+        if row is None:
+            self.next_ns = NEVER_NS
+            return
+        self.next_ns = row.arrival_ns * self._down // self._up
+        if self.next_ns >= NEVER_NS:
+            raise OverflowError("virtual time beyond 2^62 ns")
+
+    def take(self) -> TraceRow:
+        """The row that is due; the next one is read ahead."""
+        row = self._row
+        assert row is not None
+        self._read()
+        return row
+
+    def ended(self, requests: int, now_ns: int) -> None:
+        """Requests have ended: of no interest here."""
+
+
+class ClosedLoop:
+    """Arrivals that keep a fixed number of requests in flight."""
+
+    def __init__(self, rows: Iterable[TraceRow], concurrency: int) -> None:
+        self._rows = iter(rows)
+        self._free = concurrency
+        self._row = next(self._rows, None)
+        self.next_ns = NEVER_NS if self._row is None else 0
+
+    def take(self) -> TraceRow:
+        """The row that is due; the next one is due at once while fewer than N are in flight."""
+        row = self._row
+        assert row is not None
+        self._row = next(self._rows, None)
+        self._free -= 1
+        if self._row is None or self._free == 0:
+            self.next_ns = NEVER_NS
+        return row
+
+    def ended(self, requests: int, now_ns: int) -> None:
+        """Requests have ended: as many rows may follow now."""
+        self._free += requests
+        if self._row is not None and self._free > 0:
+            self.next_ns = now_ns
