@@ -1,0 +1,89 @@
+"""Destinations of reports: files that appear complete or not at all, or standard output."""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+from collections.abc import Callable, Iterable
+from typing import IO
+
+import click
+
+STDOUT = "-"
+
+
+def check_output(option: str, path: str, inputs: Iterable[str]) -> None:
+    """Refuse, before any work is done, a destination that could not be written or that is one of the inputs.
+
+    Raises: click.ClickException.
+    """
+    if path == STDOUT:
+        return
+    if os.path.isdir(path):
+        raise click.ClickException(f"{option} {path}: is a directory")
+    if any(os.path.exists(path) and os.path.exists(other) and os.path.samefile(path, other) for other in inputs):
+        raise click.ClickException(f"{option} {path}: is also an input file")
+    try:
+        if os.path.exists(path) and not os.access(path, os.W_OK):
+            raise click.ClickException(f"{option} {path}: is not writable")
+        if _is_special(path):
+            return  # opening a pipe only to look would end it for its reader
+        part = _part(path)
+        with open(part, "x", encoding="utf-8"):
+            pass
+        os.unlink(part)
+    except OSError as error:
+        raise click.ClickException(f"{option} {path}: cannot be written: {error.strerror or error}") from error
+
+
+def write_outputs(outputs: Iterable[tuple[str, Callable[[IO[str]], None]]]) -> None:
+    """Write every (path, fill): all are complete before the first takes its name, and none does if one fails.
+
+    Devices and pipes are written in place. Standard output comes last, so that a reader who closes it spoils nothing.
+    Raises: OSError; BrokenPipeError from standard output.
+    """
+    parts: list[tuple[str, str]] = []
+    late: list[Callable[[IO[str]], None]] = []
+    try:
+        for path, fill in outputs:
+            if path == STDOUT:
+                late.append(fill)
+            elif _is_special(path):
+                _write_in_place(path, fill)
+            else:
+                part = _part(path)
+                # Text of file names that are not UTF-8 comes back out as the bytes that it was.
+                with open(part, "x", encoding="utf-8", errors="surrogateescape", newline="") as stream:
+                    parts.append((part, os.path.realpath(path)))
+                    fill(stream)
+        while parts:
+            part, path = parts[0]
+            if os.path.exists(path):
+                os.chmod(part, stat.S_IMODE(os.stat(path).st_mode))
+            os.replace(part, path)
+            del parts[0]
+    finally:
+        for part, _ in parts:
+            os.unlink(part)
+    for fill in late:
+        fill(sys.stdout)
+
+
+def _write_in_place(path: str, fill: Callable[[IO[str]], None]) -> None:
+    try:
+        with open(path, "w", encoding="utf-8", errors="surrogateescape", newline="") as stream:
+            fill(stream)
+    except BrokenPipeError as error:
+        raise click.ClickException(f"{path}: nobody reads it any more") from error
+
+
+def _is_special(path: str) -> bool:
+    """Whether the path names something that must not be replaced by a file: a device, a pipe."""
+    return os.path.exists(path) and not os.path.isfile(path)
+
+
+def _part(path: str) -> str:
+    """Temporary name in the folder of the file itself, so that the last step is a rename."""
+    folder, name = os.path.split(os.path.realpath(path))
+    return os.path.join(folder, f".{name}.{os.getpid()}.part")

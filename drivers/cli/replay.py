@@ -1,0 +1,114 @@
+"""`kvcore replay`: its options and their help. What it does with them stands in replay_run.py."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from ..replay.presets import EngineSpec
+
+WORKERS_MAX = 65_536
+
+#: What `--help` says of each format; the reader knows which there are.
+_FORMATS = {
+    "mooncake": "JSON lines with timestamp (ms), input_length, output_length, hash_ids; class, priorities optional",
+    "azure": "CSV with TIMESTAMP, ContextTokens, GeneratedTokens",
+    "burstgpt": "CSV with Timestamp (s), Request tokens, Response tokens",
+    "vidur": "CSV with arrived_at (s), num_prefill_tokens, num_decode_tokens (also called splitwise)",
+}
+
+
+class _ReplayCommand(click.Command):
+    """Its help ends with the engines and formats there are: looked up only when help is asked for."""
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write both lists."""
+        from ..replay.presets import PRESETS
+        from ..replay.traces import FORMATS
+
+        with formatter.section("Engines"):
+            formatter.write_dl([(name, _capacity(spec)) for name, spec in PRESETS.items()])
+        with formatter.section("Trace formats"):
+            formatter.write_dl([(name, _FORMATS.get(name, "")) for name in FORMATS])
+
+
+def _capacity(spec: EngineSpec) -> str:
+    iteration_ms, prefill_us = spec.base_ps / 1e9, spec.prefill_token_ps / 1e6
+    return (
+        f"{iteration_ms:.3g} ms an iteration and {prefill_us:.3g} us a prompt token; at most "
+        f"{spec.max_num_batched_tokens:,} tokens an iteration, {spec.max_num_seqs:,} sequences, "
+        f"{spec.kv_tokens:,} cached tokens"
+    )
+
+
+def _speedup(ctx: click.Context, param: click.Parameter, value: str | None) -> Fraction | None:
+    """The number exactly as written."""
+    from ..replay.classes import exact
+
+    if value is None:
+        return None
+    number = exact(value)
+    if not number:
+        raise click.BadParameter(f"{value!r} is not a plain decimal number above 0, such as 2 or 0.25")
+    return number
+
+
+@click.command("replay", cls=_ReplayCommand, short_help="Replay traces through the scheduler and modelled engines.")
+@click.argument("traces", nargs=-1, required=True, metavar="TRACE...")
+@click.option("--workers", type=click.IntRange(1, WORKERS_MAX), default=1, show_default=True, metavar="N",
+              help="Workers in the fleet.")
+@click.option("--engine", metavar="PRESET", default="generic", show_default=True,
+              help="What each worker is, see below.")
+@click.option("--policy", type=click.Path(), metavar="FILE",
+              help="Policy file (YAML) with classes, quanta, thresholds and limits. Without one all requests are of "
+                   "one class, ordered by --queue-policy.")
+@click.option("--model", metavar="NAME", help="Use the policy file's profile of this model.")
+@click.option("--queue-policy", type=click.Choice(["fcfs", "lcfs", "wspt", "edf"]),
+              help="Order of waiting requests when there is no policy file.  [default: fcfs]")
+@click.option("--queue-threshold", type=float, metavar="F",
+              help="Without a policy file: a request waits while every worker has more prefill tokens under way than "
+                   "F times its max_num_batched_tokens.  [default: none ever waits]")
+@click.option("--classes", metavar="SPEC",
+              help="Classes of requests whose trace names none, drawn by weight, such as premium=0.2,regular=0.8. "
+                   "Needs --policy.")
+@click.option("--format", "trace_format", metavar="FORMAT",
+              help="Format of all traces, see below.  [default: by content]")
+@click.option("--block-size", type=click.IntRange(1), metavar="N",
+              help="Tokens per KV block.  [default: as in the trace, 16 if it has no block hashes]")
+@click.option("--trace-block-size", type=click.IntRange(1), metavar="N",
+              help="Tokens that one of the trace's block hashes stands for.  [default: 512]")
+@click.option("--speedup", metavar="X", callback=_speedup,
+              help="Requests arrive X times as fast as in the trace; a decimal number.  [default: 1]")
+@click.option("--concurrency", type=click.IntRange(1), metavar="N",
+              help="Closed loop: ignore the trace's times and keep N requests in flight.")
+@click.option("--seed", type=int, default=0, show_default=True, metavar="S",
+              help="Seed of class draws and of the scheduler's tie-breaks.")
+@click.option("--limit", type=click.IntRange(1), metavar="N", help="Stop after the first N requests.")
+@click.option("--skip-bad", is_flag=True, help="Skip and count rows that cannot be used, instead of stopping.")
+@click.option("--json", "json_path", type=click.Path(allow_dash=True), metavar="OUT",
+              help="Write all numbers and the run's configuration as JSON.")
+@click.option("--csv", "csv_path", type=click.Path(allow_dash=True), metavar="OUT",
+              help="Write one line per request as CSV.")
+@click.option("--quiet", "-q", is_flag=True, help="No table, no notes and no progress bar.")
+def replay_command(**options: Any) -> None:
+    """Replay the requests of TRACE files in virtual time through the scheduler and modelled inference engines, and
+    report per policy class how long they waited, what share they got and how much of their prompts was cached.
+
+    Traces may be gzipped; several are merged by time. OUT may be - for standard output, in place of the table. In
+    JSON and CSV times are nanoseconds (*_ns) and lengths are tokens. The same command and seed give the same bytes,
+    except under the JSON key "run".
+
+    \b
+    Examples:
+      kvcore replay mooncake.jsonl.gz --workers 16
+      kvcore replay azure.csv --workers 4 --policy premium.yaml \\
+          --classes premium=0.2,regular=0.8
+      kvcore replay azure.csv --queue-policy wspt --queue-threshold 0.5 --speedup 2.5
+      kvcore replay burstgpt.csv --concurrency 64 --json - | jq .requests
+    """
+    from .replay_run import Options, run
+
+    run(Options(**options))

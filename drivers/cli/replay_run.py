@@ -1,0 +1,305 @@
+"""What `kvcore replay` does once its options are parsed. Imported when the command runs."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import math
+import os
+import platform
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from fractions import Fraction
+from typing import IO, Any
+
+import click
+import numpy as np
+
+from kvcore.config import SchedulerConfig
+from kvcore.errors import InvalidConfig, InvalidPolicy, InvalidTrace, KvcoreError
+from kvcore.policy import PolicyProfile, QueuePolicy
+from kvcore.policy_file import PolicyDocument, describe, load_policy
+
+from ..replay.classes import ClassMix, parse_classes
+from ..replay.presets import PRESETS, EngineSpec
+from ..replay.report import summarize, write_csv, write_json
+from ..replay.result import ReplayResult
+from ..replay.simulate import simulate
+from ..replay.traces import FORMATS, TraceStream, open_traces
+from .output import STDOUT, check_output, write_outputs
+
+_BAD_ROWS_SHOWN = 3
+_HASH_CHUNK = 1 << 20
+
+
+@dataclass(frozen=True)
+class Options:
+    """The options of the command, each valid by itself; what they mean stands in the command's help."""
+
+    traces: tuple[str, ...]
+    workers: int
+    engine: str
+    policy: str | None
+    model: str | None
+    queue_policy: str | None
+    queue_threshold: float | None
+    trace_format: str | None
+    block_size: int | None
+    trace_block_size: int | None
+    speedup: Fraction | None
+    concurrency: int | None
+    classes: str | None
+    seed: int
+    limit: int | None
+    skip_bad: bool
+    json_path: str | None
+    csv_path: str | None
+    quiet: bool
+
+
+def run(options: Options) -> None:
+    """Replay, then report. Raises: click.ClickException, KvcoreError, OSError; no output file is touched then."""
+    _check(options)
+    profile = _profile(options)
+    mix = _mix(options, profile)
+    with _open(options) as stream:
+        _replay(options, profile, mix, stream)
+
+
+def _open(options: Options) -> TraceStream:
+    try:
+        return open_traces(
+            options.traces, format=options.trace_format, trace_block_size=options.trace_block_size,
+            block_size=options.block_size, skip_bad=options.skip_bad, limit=options.limit,
+        )
+    except KvcoreError:
+        raise
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
+
+
+def _replay(options: Options, profile: PolicyProfile | None, mix: ClassMix | None, stream: TraceStream) -> None:
+    config = SchedulerConfig(
+        block_size=stream.block_size, profile=profile, default_queue_policy=QueuePolicy(options.queue_policy or "fcfs"),
+        default_busy_threshold_frac=options.queue_threshold, seed=options.seed,
+    )
+    spec = PRESETS[options.engine].scaled(config.block_size)
+    wall, cpu = time.perf_counter(), time.process_time()
+    try:
+        with _progress(options) as progress:
+            result = simulate(
+                stream, config, spec, options.workers, classes=mix, seed=options.seed, speedup=options.speedup or 1,
+                concurrency=options.concurrency, paths=options.traces, skip_unfit=options.skip_bad, progress=progress,
+            )
+    except OverflowError as error:
+        raise click.ClickException(f"{error} (146 years)") from error
+    machine = _machine(time.perf_counter() - wall, time.process_time() - cpu, result)
+    report = _report(options, stream, config, spec, result) | {"run": machine}
+    _tell_skipped(options, stream, result)
+    _write(options, report, result)
+
+
+def _check(options: Options) -> None:
+    """Refuse unknown names, options that contradict each other, and destinations that cannot be written."""
+    _check_name("--engine", options.engine, list(PRESETS))
+    if options.trace_format is not None:
+        _check_name("--format", options.trace_format, list(FORMATS))
+    if options.policy is not None and (options.queue_policy is not None or options.queue_threshold is not None):
+        raise click.UsageError("--queue-policy and --queue-threshold do nothing beside --policy; give one or the other")
+    if options.policy is None and options.model is not None:
+        raise click.UsageError("--model needs --policy")
+    if options.policy is None and options.classes is not None:
+        raise click.UsageError("--classes needs --policy: without one every request is of class 'default'")
+    if options.concurrency is not None and options.speedup is not None:
+        raise click.UsageError("--speedup does nothing beside --concurrency, which ignores the trace's times")
+    threshold = options.queue_threshold
+    if threshold is not None and not (math.isfinite(threshold) and threshold >= 0):
+        raise click.UsageError(f"--queue-threshold must be a number of 0 or more, not {threshold}")
+    if not 0 <= options.seed < 2**64:
+        raise click.UsageError(f"--seed must be 0 .. 2^64-1, not {options.seed}")
+    outputs = [("--json", options.json_path), ("--csv", options.csv_path)]
+    given = [(option, path) for option, path in outputs if path is not None]
+    places = [os.path.realpath(path) for _, path in given if path != os.devnull]
+    if len(set(places)) < len(places):
+        raise click.UsageError("--json and --csv must go to different places")
+    inputs = list(options.traces) + ([] if options.policy is None else [options.policy])
+    for option, path in given:
+        if path == STDOUT and sys.stdout is None:
+            raise click.UsageError(f"{option} -: standard output is closed")
+        check_output(option, path, inputs)
+
+
+def _check_name(option: str, name: str, known: list[str]) -> None:
+    if name not in known:
+        near = difflib.get_close_matches(name, known, 1)
+        hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
+        raise click.UsageError(f"{option}: unknown {name!r}; {hint}")
+
+
+def _profile(options: Options) -> PolicyProfile | None:
+    """The profile that the policy file has for the model; None without a policy file."""
+    if options.policy is None:
+        return None
+    try:
+        with open(options.policy, encoding="utf-8") as stream:
+            document = load_policy(stream.read(), options.policy)
+    except UnicodeDecodeError as error:
+        raise InvalidPolicy("the file is not UTF-8 text", source=options.policy) from error
+    profile = document.profile_for(options.model)
+    if profile is None:
+        models = ", ".join(document.models) or "none"
+        raise click.UsageError(f"{options.policy} has no root profile: name one of its models with --model ({models})")
+    if options.model is not None and options.model not in document.models and not options.quiet:
+        _note(f"{options.policy} has no profile of model {options.model!r}: the root profile applies")
+    return profile
+
+
+def _mix(options: Options, profile: PolicyProfile | None) -> ClassMix | None:
+    if options.classes is None or profile is None:
+        return None
+    try:
+        mix = parse_classes(options.classes)
+        mix.check(profile)
+    except InvalidConfig as error:
+        raise click.UsageError(f"--classes: {error}") from error
+    return mix
+
+
+@contextmanager
+def _progress(options: Options) -> Iterator[Callable[[int, int], None] | None]:
+    """A progress bar on stderr, on a terminal only. Of an unknown number of requests it shows the count."""
+    if options.quiet or not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (
+        TextColumn("replay"), BarColumn(), TextColumn("{task.completed:,} requests"),
+        TextColumn("{task.fields[simulated]:,.0f} s simulated"), TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("replay", total=options.limit, simulated=0.0)
+        yield lambda requests, now_ns: bar.update(task, completed=requests, simulated=now_ns / 1e9)
+
+
+def _report(
+    options: Options, stream: TraceStream, config: SchedulerConfig, spec: EngineSpec, result: ReplayResult
+) -> dict[str, Any]:
+    """The numbers, the counts of rows, and the configuration in full."""
+    if result.audit:
+        raise AssertionError(f"audit: {result.audit}")
+    report = summarize(result)
+    ended: dict[str, int] = report["requests"]
+    # With a limit the stream has read ahead of the rows that it gave out; those are not part of this run.
+    read = stream.read if options.limit is None else len(result.table) + result.unfit + stream.skipped
+    counts = {"read": read, "skipped": stream.skipped + result.unfit, **ended}
+    if counts["read"] != counts["skipped"] + sum(ended.values()):
+        raise AssertionError(f"requests do not add up: {counts}")
+    report |= {"requests": counts, "reordered_rows": stream.reordered}
+    return report | {"config": _config(options, stream, config, spec)}
+
+
+def _config(options: Options, stream: TraceStream, config: SchedulerConfig, spec: EngineSpec) -> dict[str, Any]:
+    policy = describe(PolicyDocument(root=config.effective_profile()))
+    del policy["models"]
+    mode: dict[str, Any] = {"mode": "open", "speedup": str(options.speedup or 1)}
+    if options.concurrency is not None:
+        mode = {"mode": "closed", "concurrency": options.concurrency}
+    return {
+        "traces": [
+            {"path": path, "format": form, "sha256": _sha256(path)}
+            for path, form in zip(options.traces, stream.formats, strict=True)
+        ],
+        "limit": options.limit,
+        "skip_bad": options.skip_bad,
+        "trace_block_size": options.trace_block_size,
+        "load": mode,
+        "classes": options.classes,
+        "seed": options.seed,
+        "workers": options.workers,
+        "engine": {"preset": options.engine, **asdict(spec)},
+        "policy_file": None if options.policy is None else {"path": options.policy, "sha256": _sha256(options.policy)},
+        "model": options.model,
+        "policy": policy,
+        "scheduler": {
+            "block_size": config.block_size,
+            "booking_ttl_ns": config.booking_ttl_ns,
+            "index": config.index.value,
+            "seed": config.seed,
+        },
+    }
+
+
+def _sha256(path: str) -> str | None:
+    """Digest of the bytes of a file as it lies on disk; None for what can be read only once, such as a pipe."""
+    if not os.path.isfile(path):
+        return None
+    digest = hashlib.sha256()
+    with open(path, "rb") as stream:
+        while chunk := stream.read(_HASH_CHUNK):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def _machine(wall_s: float, cpu_s: float, result: ReplayResult) -> dict[str, Any]:
+    """Everything that differs from machine to machine and from run to run."""
+    from . import program_version
+
+    return {
+        "wall_s": round(wall_s, 6),
+        "cpu_s": round(cpu_s, 6),
+        "events_per_s": round(result.events / max(wall_s, 1e-9)),
+        "peak_memory_bytes": _peak_memory_bytes(),
+        "finished_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "versions": {"kvcore": program_version(), "python": platform.python_version(), "numpy": np.__version__},
+        "machine": platform.platform(),
+    }
+
+
+def _peak_memory_bytes() -> int:
+    """Largest resident size of this process."""
+    try:
+        with open("/proc/self/status", encoding="ascii") as stream:
+            for line in stream:
+                if line.startswith("VmHWM:"):
+                    return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    import resource
+
+    # A child of a big parent inherits its mark here, so this comes second. Linux counts in KiB.
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def _tell_skipped(options: Options, stream: TraceStream, result: ReplayResult) -> None:
+    """Say on stderr how many rows were left out, and why the first ones were."""
+    if options.quiet:
+        return
+    if stream.skipped:
+        _note(f"skipped {stream.skipped:,} bad rows; the first:")
+    for file, line, reason in stream.skipped_rows[:_BAD_ROWS_SHOWN]:
+        _note(str(InvalidTrace(file, line, reason)))
+    if result.unfit:
+        _note(f"skipped {result.unfit:,} requests that no worker could ever hold")
+
+
+def _note(text: str) -> None:
+    click.echo(f"kvcore: note: {text}", err=True)
+
+
+def _write(options: Options, report: dict[str, Any], result: ReplayResult) -> None:
+    outputs: list[tuple[str, Callable[[IO[str]], None]]] = []
+    if options.json_path is not None:
+        outputs.append((options.json_path, lambda stream: write_json(report, stream)))
+    if options.csv_path is not None:
+        outputs.append((options.csv_path, lambda stream: write_csv(result, options.traces, stream)))
+    write_outputs(outputs)
+    if not options.quiet and STDOUT not in (options.json_path, options.csv_path) and sys.stdout is not None:
+        from ..replay.text import print_report
+
+        print_report(report)

@@ -1,0 +1,3 @@
+from kvcore.drivers.cli import main
+
+raise SystemExit(main())
