@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from importlib.metadata import PackageNotFoundError, version
 
 import click
 
@@ -28,6 +27,8 @@ _BARE: tuple[type[click.UsageError], ...] = tuple(
 
 def program_version() -> str:
     """Version of the installed package."""
+    from importlib.metadata import PackageNotFoundError, version
+
     try:
         return version("kvcore")
     except PackageNotFoundError:

@@ -230,6 +230,34 @@ def test_expired_bookings_end_as_evicted():
     assert report.summarize(result)["requests"] == {"completed": 1, "rejected": 0, "evicted": 1}
 
 
+def test_booking_that_expires_as_its_request_finishes():
+    """First token at 11 ms, the last at 31 ms: the core hears of the expiry and of the end in one step."""
+    result = simulate([TraceRow(0, 100, 3)], SchedulerConfig(booking_ttl_ns=20 * MS), MOCK, 1)
+    assert column(result, "finish_ns") == [31 * MS]
+    assert ended(result) == {1: 1}
+    assert (result.stats.evicted, result.stats.completed, result.stats.live_requests) == (1, 1, 0)
+
+
+def test_fact_of_an_expired_booking_is_ignored():
+    """The booking expires at 11 ms, when its prompt is computed."""
+    result = simulate([TraceRow(0, 100, 3)], SchedulerConfig(booking_ttl_ns=11 * MS), MOCK, 1)
+    assert ended(result) == {3: 1}
+    assert result.ignored == 1
+    assert (result.stats.aborted, result.stats.live_requests) == (1, 0)
+
+
+def test_deadlines_of_the_core_are_stepped(batches):
+    simulate([TraceRow(0, 100, 3)], SchedulerConfig(booking_ttl_ns=5 * MS), MOCK, 1)
+    assert [[type(event) for event in events] for events, _ in batches()][2] == [TimerFired]
+
+
+def test_progress_is_told():
+    told = []
+    simulate(rows(900), SchedulerConfig(), MOCK, 1, progress=lambda requests, now_ns: told.append((requests, now_ns)))
+    assert told == sorted(told)
+    assert 0 < told[0][0] <= 900
+
+
 # Class draws.
 
 
