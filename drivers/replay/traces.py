@@ -32,7 +32,8 @@ Bad files
     Empty; only blank lines; a header alone; UTF-16 or UTF-32; carriage returns alone as line ends; a Git LFS pointer;
     other archives; one JSON array; a header without the needed columns or separated by semicolons; a vidur file without
     times; a format that is not told; a directory; whatever the system refuses, also while reading.
-    A gzip stream that is cut or damaged is one bad row without a line: the rows before it count with skip_bad.
+    A gzip stream that is cut or damaged is one bad row without a line: with skip_bad the rows before it count, and so
+    do rows that a damaged stream yields until its check fails; they may be garbled.
 Accepted
     gzip, by its first bytes; a UTF-8 byte order mark; CRLF; blank lines, also between rows; no final newline; float
     timestamps; hash_ids absent, null or empty (content unknown); repeated ids, and ids that are not prefix-closed.
