@@ -1,0 +1,378 @@
+"""Doors for tests to compiled internals: slots, heap, prefix index, requests, workers, keys, selector. Never shipped.
+
+A door converts and does nothing else: NO_SLOT becomes None, C rows become tuples, sequences become C arrays.
+"""
+from cpython cimport array
+from libc.stdlib cimport free, malloc
+from kvcore._heap cimport heap_free, heap_init, heap_push, heap_remove, heap_reserve, heap_t, key_less, key_t
+from kvcore._keys cimport fill_key, order_named
+from kvcore._ledger cimport load_t
+from kvcore._prefix cimport PrefixIndex
+from kvcore._requests cimport STATE_EVICTED, RequestTable, request_t
+from kvcore._selector cimport cheapest, draw, next_random, query_t
+from kvcore._slots cimport SlotTable
+from kvcore._types cimport NEVER_NS, NO_SLOT, i128, int32_t, int64_t, ns_t, slot_t, uint32_t, uint64_t
+from kvcore._workers cimport WorkerTable, worker_t
+from kvcore.request cimport (
+    Request, WorkerConfig, effective_cached_tokens, prefill_delta, prompt_blocks)
+
+import array
+
+
+cdef object or_none(slot_t slot):
+    return None if slot == NO_SLOT else slot
+
+
+cdef key_t key_of(tuple key):
+    cdef key_t row
+    row.tier, row.first, row.second, row.seq = key
+    return row
+
+
+cdef tuple tuple_of(const key_t* key):
+    return (key.tier, key.first, key.second, key.seq)
+
+
+cdef class Slots:
+    """SlotTable."""
+
+    cdef SlotTable table
+
+    def __cinit__(self):
+        self.table = SlotTable()
+
+    @property
+    def size(self):
+        return self.table.size
+
+    def get(self, id):
+        return or_none(self.table.get(id))
+
+    def add(self, id):
+        return self.table.add(id)
+
+    def remove(self, slot_t slot):
+        self.table.remove(slot)
+
+    def id_of(self, slot_t slot):
+        return self.table.id_of(slot)
+
+    def count(self):
+        return self.table.count()
+
+    def live(self):
+        return self.table.live()
+
+
+cdef class Heap:
+    """heap_t with room for a number of items. Keys are tuples (tier, first, second, seq)."""
+
+    cdef heap_t heap
+    cdef int32_t* pos
+
+    def __cinit__(self, int32_t items):
+        heap_init(&self.heap)
+        self.pos = <int32_t*>malloc(items * sizeof(int32_t))
+
+    def __dealloc__(self):
+        heap_free(&self.heap)
+        free(self.pos)
+
+    @property
+    def size(self):
+        return self.heap.size
+
+    @property
+    def capacity(self):
+        return self.heap.capacity
+
+    @property
+    def moves(self):
+        return self.heap.moves
+
+    def reserve(self, int32_t size):
+        heap_reserve(&self.heap, size)
+
+    def push(self, slot_t item, tuple key):
+        cdef key_t row = key_of(key)
+        heap_push(&self.heap, &row, item, self.pos)
+
+    def remove(self, slot_t item):
+        heap_remove(&self.heap, item, self.pos)
+
+    def first(self):
+        """(key, item) of the root, or None."""
+        if self.heap.size == 0:
+            return None
+        return tuple_of(&self.heap.nodes[0].key), self.heap.nodes[0].item
+
+    def nodes(self):
+        """(key, item, position on record) of every node, in heap order."""
+        cdef int32_t i
+        return [(tuple_of(&self.heap.nodes[i].key), self.heap.nodes[i].item, self.pos[self.heap.nodes[i].item])
+                for i in range(self.heap.size)]
+
+
+def less(tuple first, tuple second):
+    """key_less of two keys."""
+    cdef key_t a = key_of(first)
+    cdef key_t b = key_of(second)
+    return bool(key_less(&a, &b))
+
+
+cdef class Prefix:
+    """PrefixIndex."""
+
+    cdef PrefixIndex index
+
+    def __cinit__(self):
+        self.index = PrefixIndex()
+
+    @property
+    def blocks(self):
+        return self.index.blocks
+
+    @property
+    def pairs(self):
+        return self.index.pairs
+
+    @property
+    def mixed(self):
+        return self.index.mixed
+
+    def reserve(self, slot_t ranks):
+        self.index.reserve(ranks)
+
+    def name_rank(self, slot_t rank, uint64_t tag):
+        self.index.name_rank(rank, tag)
+
+    def holder(self, uint64_t hash, slot_t rank):
+        """(count, weight) of the pair, or None."""
+        cdef int32_t found = self.index.find(hash, rank)
+        return None if found == NO_SLOT else (self.index.holders[found].count, self.index.holders[found].weight)
+
+    def acquire(self, uint64_t hash, slot_t rank):
+        """Count afterwards."""
+        cdef int32_t holder = self.index.acquire(hash, rank)
+        return self.index.holders[holder].count
+
+    def weigh(self, uint64_t hash, slot_t rank, int32_t weight):
+        self.index.holders[self.index.find(hash, rank)].weight = weight
+
+    def release(self, uint64_t hash, slot_t rank):
+        return self.index.release(hash, rank)
+
+    def add(self, uint64_t hash, slot_t rank):
+        return bool(self.index.add(hash, rank))
+
+    def purge(self, slot_t rank):
+        return self.index.purge(rank)
+
+    def match(self, path):
+        """Rank -> leading blocks of the path that it holds, where that is not 0."""
+        cdef array.array hashes = array.array("Q", path)
+        cdef slot_t count = self.index.match(<const uint64_t*>hashes.data.as_ulonglongs, <int32_t>len(hashes))
+        cdef slot_t i
+        return {self.index.matched[i]: self.index.depth[self.index.matched[i]] for i in range(count)}
+
+    def depths(self, slot_t ranks):
+        """Depth by rank after the last match."""
+        cdef slot_t rank
+        return [self.index.depth[rank] for rank in range(ranks)]
+
+
+cdef class Requests:
+    """RequestTable."""
+
+    cdef RequestTable table
+
+    def __cinit__(self):
+        self.table = RequestTable()
+
+    def find(self, str request_id):
+        return or_none(self.table.find(request_id))
+
+    def find_attempt(self, str request_id, int64_t attempt):
+        return or_none(self.table.find_attempt(request_id, attempt))
+
+    def open(self, Request request, ns_t now_ns, int64_t block_size):
+        return self.table.open(request, now_ns, block_size)
+
+    def close(self, slot_t slot):
+        self.table.close(slot)
+
+    def request(self, slot_t slot):
+        return self.table.request(slot)
+
+    def start_waiting(self, slot_t slot, uint64_t seq):
+        self.table.start_waiting(slot, seq)
+
+    def start_running(self, slot_t slot, int64_t attempt, ns_t now_ns):
+        self.table.start_running(slot, attempt, now_ns)
+
+    def evict(self, slot_t slot, ns_t at_ns):
+        self.table.rows[slot].state = STATE_EVICTED
+        self.table.touch(slot, at_ns)
+
+    def touch(self, slot_t slot, ns_t now_ns):
+        self.table.touch(slot, now_ns)
+
+    def first_deadline(self):
+        """(time, slot) of the deadline that is due first, or None."""
+        cdef ns_t due_ns = self.table.first_deadline_ns()
+        return None if due_ns == NEVER_NS else (due_ns, self.table.first_deadline())
+
+    def first_progress(self):
+        """(time, slot) of the timer that is due first, or None."""
+        cdef ns_t progress_ns = self.table.first_progress_ns()
+        return None if progress_ns == NEVER_NS else (progress_ns, self.table.first_progress())
+
+    def timers(self):
+        """Slots from oldest to newest timer; the way back is checked."""
+        cdef slot_t slot = self.table._oldest
+        cdef slot_t before = NO_SLOT
+        found = []
+        while slot != NO_SLOT:
+            assert self.table.rows[slot].older == before
+            found.append(slot)
+            before = slot
+            slot = self.table.rows[slot].newer
+        assert self.table._newest == before
+        return found
+
+    def row(self, slot_t slot):
+        """The C row as a dict."""
+        cdef request_t* row = &self.table.rows[slot]
+        cdef int32_t i
+        return {
+            "pin": or_none(row.pin), "class_index": row.class_index, "prompt": row.prompt, "attempt": row.attempt,
+            "arrival_ns": row.arrival_ns, "deadline_ns": None if row.deadline_ns == NEVER_NS else row.deadline_ns,
+            "track_prefill": bool(row.track_prefill), "progress_ns": row.progress_ns,
+            "path": [row.path[i] for i in range(row.path_length)],
+            "sequence": [row.sequence[i] for i in range(row.sequence_length)],
+        }
+
+
+cdef class Workers:
+    """WorkerTable."""
+
+    cdef WorkerTable table
+
+    def __cinit__(self):
+        self.table = WorkerTable()
+
+    @property
+    def ranks_size(self):
+        return self.table.ranks_size
+
+    def count(self):
+        return self.table.count()
+
+    def find(self, worker_id):
+        return or_none(self.table.find(worker_id))
+
+    def find_rank(self, worker_id, uint32_t dp_rank):
+        return or_none(self.table.find_rank(worker_id, dp_rank))
+
+    def add_worker(self, WorkerConfig config, int64_t incarnation):
+        return self.table.add_worker(config, incarnation)
+
+    def remove_worker(self, slot_t worker):
+        self.table.remove_worker(worker)
+
+    def add_rank(self, slot_t worker, uint32_t dp_rank):
+        return self.table.add_rank(worker, dp_rank)
+
+    def remove_rank(self, slot_t rank):
+        self.table.remove_rank(rank)
+
+    def set_range(self, slot_t worker, uint32_t dp_start, uint32_t dp_size):
+        self.table.set_range(worker, dp_start, dp_size)
+
+    def pin(self, slot_t rank):
+        self.table.pin(rank)
+
+    def unpin(self, slot_t rank):
+        self.table.unpin(rank)
+
+    def name(self, slot_t rank):
+        return self.table.ranks[rank].worker_id, self.table.ranks[rank].dp_rank
+
+    def is_present(self, slot_t rank):
+        return self.table.ranks[rank].worker != NO_SLOT
+
+    def ghosts(self):
+        return dict(self.table._ghosts)
+
+    def order(self):
+        """Names of the present ranks, in the order kept."""
+        cdef slot_t i
+        return [self.name(self.table.order[i]) for i in range(self.table.present)]
+
+    def worker(self, slot_t worker):
+        """(worker_id, incarnation, dp_start, rank slots)."""
+        cdef worker_t* row = &self.table.workers[worker]
+        cdef uint32_t i
+        return row.worker_id, row.incarnation, row.dp_start, [row.ranks[i] for i in range(row.dp_size)]
+
+    def allowed(self, frozenset allowed):
+        """Names of the ranks of an allow-list, in the order given."""
+        cdef slot_t* out = <slot_t*>malloc(max(1, self.table.ranks_size) * sizeof(slot_t))
+        cdef slot_t count = self.table.ranks_of_allowed(allowed, out)
+        cdef slot_t i
+        names = [self.name(out[i]) for i in range(count)]
+        free(out)
+        return names
+
+
+def order_key(str order, uint32_t strict, double jump, ns_t arrival_ns, deadline_ns, int64_t cost, uint64_t seq):
+    """The key of a request as a tuple that sorts like it; deadline_ns None: no deadline."""
+    cdef key_t key
+    fill_key(&key, order_named(order), strict, jump, arrival_ns, NEVER_NS if deadline_ns is None else deadline_ns, cost)
+    key.seq = seq
+    return tuple_of(&key)
+
+
+def cheapest_of(loads, candidates, int64_t prompt, int64_t block_size, int32_t sequence_length, bint track_prefill,
+                cached, active):
+    """Tied candidates of least cost. By rank: loads as (prefill tokens, weight), cached and active blocks."""
+    cdef slot_t ranks = <slot_t>len(loads)
+    cdef load_t* rows = <load_t*>malloc(max(1, ranks) * sizeof(load_t))
+    cdef array.array chosen = array.array("i", candidates)
+    cdef array.array tied = array.array("i", candidates)
+    cdef array.array cached_blocks = array.array("i", cached)
+    cdef array.array active_blocks = array.array("i", active)
+    cdef query_t query
+    cdef slot_t rank, ties
+    for rank in range(ranks):
+        prefill, weight = loads[rank]
+        rows[rank].prefill = (<i128><int64_t>(prefill >> 64) << 64) + <i128><uint64_t>(prefill & 0xFFFFFFFFFFFFFFFF)
+        rows[rank].weight = weight
+    query.prompt = prompt
+    query.block_size = block_size
+    query.sequence_length = sequence_length
+    query.track_prefill = track_prefill
+    query.cached = <const int32_t*>cached_blocks.data.as_ints
+    query.active = <const int32_t*>active_blocks.data.as_ints
+    ties = cheapest(
+        rows, <const slot_t*>chosen.data.as_ints, <slot_t>len(chosen), &query, <slot_t*>tied.data.as_ints)
+    free(rows)
+    return list(tied[:ties])
+
+
+def randoms(uint64_t seed, int64_t count):
+    """The first outputs of the generator."""
+    cdef uint64_t state = seed
+    return [next_random(&state) for _ in range(count)]
+
+
+def draws(uint64_t seed, uint64_t n, int64_t count):
+    """The first draws from 0 .. n - 1, and the state after them."""
+    cdef uint64_t state = seed
+    return [draw(&state, n) for _ in range(count)], state
+
+
+def helpers(int64_t overlap_blocks, int64_t prompt_tokens, int64_t block_size, bint track_prefill):
+    """The request helpers: effective cached tokens, prefill delta, prompt blocks."""
+    cdef int64_t cached = effective_cached_tokens(overlap_blocks, prompt_tokens, block_size)
+    return cached, prefill_delta(prompt_tokens, cached, track_prefill), prompt_blocks(prompt_tokens, block_size)

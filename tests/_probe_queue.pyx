@@ -1,0 +1,363 @@
+"""Doors for tests to compiled internals: lanes, round robin, ledger, fleet. Never shipped.
+
+A door converts and does nothing else: NO_SLOT becomes None, C rows become tuples, 128-bit sums become ints, a Python
+function becomes the dispatch test.
+"""
+from cpython cimport array
+from kvcore._drr cimport LIMIT_NONE, VISIT_NONE, VISIT_PAID, PolicyQueue, limit_t
+from kvcore._fleet cimport Fleet
+from kvcore._heap cimport heap_t
+from kvcore._lanes cimport ClassQueue, WaitingTable, lane_t, waiting_t
+from kvcore._ledger cimport Ledger, active_blocks
+from kvcore._types cimport NO_SLOT, i128, int32_t, int64_t, ns_t, slot_t, uint32_t, uint64_t
+from kvcore.request cimport WorkerConfig
+
+import array
+
+LIMITS = ("requests", "raw", "cached")
+
+
+cdef object or_none(slot_t slot):
+    return None if slot == NO_SLOT else slot
+
+
+cdef object wide(i128 value):
+    """All 128 bits."""
+    return int(<int64_t>(value >> 64)) * 2**64 + int(<uint64_t>value)
+
+
+cdef int fill(WaitingTable table, slot_t item, tuple key, int64_t raw, int64_t cached, int64_t cost) except -1:
+    cdef waiting_t* row
+    table.reserve(item + 1)
+    row = &table.rows[item]
+    row.key.tier, row.key.first, row.key.second, row.key.seq = key
+    row.raw = raw
+    row.cached = cached
+    row.cost = cost
+    return 0
+
+
+cdef class Judge:
+    """A Python function as a dispatch test; what it raises is raised when the call is over."""
+
+    cdef object function
+    cdef object error
+
+    def __cinit__(self, function):
+        self.function = function
+
+    cdef int settle(self) except -1:
+        if self.error is not None:
+            raise self.error
+        return 0
+
+
+cdef bint ask(void* judge, slot_t class_index, slot_t item) noexcept:
+    try:
+        return (<Judge>judge).function(class_index, item)
+    except BaseException as error:
+        (<Judge>judge).error = error
+        return False
+
+
+cdef list items_of(const heap_t* heap):
+    cdef int32_t i
+    return [heap.nodes[i].item for i in range(heap.size)]
+
+
+cdef class Lanes:
+    """ClassQueue: a lone one, or one of a Queue. Tests are functions (class_index, item) -> may it run."""
+
+    cdef ClassQueue queue
+
+    def __cinit__(self, slot_t class_index=0):
+        self.queue = ClassQueue(WaitingTable(), class_index)
+
+    def push(self, slot_t item, tuple key, rank=None, int64_t raw=1, int64_t cached=0, int64_t cost=1):
+        fill(self.queue.table, item, key, raw, cached, cost)
+        self.queue.push(item, NO_SLOT if rank is None else rank)
+
+    def remove(self, slot_t item):
+        self.queue.remove(item)
+
+    def candidate(self, test):
+        judge = Judge(test)
+        found = self.queue.candidate(ask, <void*>judge)
+        judge.settle()
+        return or_none(found)
+
+    def would_lead(self, slot_t item, tuple key, rank=None):
+        fill(self.queue.table, item, key, 1, 0, 1)
+        return bool(self.queue.would_lead(item, NO_SLOT if rank is None else rank))
+
+    def recheck_shared(self):
+        self.queue.recheck_shared()
+
+    def recheck_lane(self, slot_t rank):
+        self.queue.recheck_lane(rank)
+
+    def recheck_all(self):
+        self.queue.recheck_all()
+
+    @property
+    def shared_head(self):
+        return or_none(self.queue.shared_head())
+
+    @property
+    def shared_blocked(self):
+        return bool(self.queue.shared_is_blocked())
+
+    @property
+    def tests(self):
+        return self.queue.tests
+
+    @property
+    def moves(self):
+        return self.queue.heap_moves()
+
+    def counts(self):
+        """(requests, raw, cached, cost) of what waits."""
+        return self.queue.size, wide(self.queue.raw), wide(self.queue.cached), wide(self.queue.cost)
+
+    def shared(self):
+        """Items of the shared heap, in heap order."""
+        return items_of(&self.queue._shared)
+
+    def lanes(self):
+        """Rank -> (blocked, items in heap order), for the lanes that live."""
+        cdef slot_t rank
+        cdef lane_t* lane
+        found = {}
+        for rank in range(self.queue._lane_of_size):
+            if self.queue._lane_of[rank] != NO_SLOT:
+                lane = &self.queue._lanes[self.queue._lane_of[rank]]
+                assert lane.rank == rank
+                found[rank] = (bool(lane.blocked), items_of(&lane.heap))
+        assert len(found) == self.queue.lanes
+        assert len([rank for rank, (blocked, _) in found.items() if blocked]) == self.queue.blocked
+        return found
+
+    def indexed(self):
+        """Rank -> seq under which its lane stands in the index of heads."""
+        cdef heap_t* heads = &self.queue._heads
+        cdef int32_t i
+        return {self.queue._lanes[heads.nodes[i].item].rank: heads.nodes[i].key.seq for i in range(heads.size)}
+
+
+cdef class Queue:
+    """PolicyQueue."""
+
+    cdef PolicyQueue queue
+
+    def __cinit__(self, profile):
+        self.queue = PolicyQueue(profile)
+
+    def push(self, slot_t item, slot_t class_index, tuple key, rank=None, int64_t raw=1, int64_t cached=0,
+             int64_t cost=1):
+        fill(self.queue.waiting, item, key, raw, cached, cost)
+        self.queue.push(item, class_index, NO_SLOT if rank is None else rank)
+
+    def remove(self, slot_t item):
+        self.queue.remove(item)
+
+    def pop(self, test):
+        judge = Judge(test)
+        found = self.queue.pop(ask, <void*>judge)
+        judge.settle()
+        return or_none(found)
+
+    def lanes(self, slot_t class_index):
+        """The ClassQueue of a class."""
+        door = Lanes(class_index)
+        (<Lanes>door).queue = self.queue.queue(class_index)
+        return door
+
+    def deficits(self):
+        cdef slot_t i
+        return [self.queue.classes[i].deficit for i in range(self.queue.count)]
+
+    @property
+    def size(self):
+        return self.queue.size
+
+    @property
+    def cursor(self):
+        return self.queue.cursor
+
+    @property
+    def visit(self):
+        """None, "unpaid" or "paid"."""
+        if self.queue.visit == VISIT_NONE:
+            return None
+        return "paid" if self.queue.visit == VISIT_PAID else "unpaid"
+
+    @property
+    def visits(self):
+        return self.queue.visits
+
+    def charge(self, slot_t class_index, ns_t now_ns, int64_t cost):
+        self.queue.charge(class_index, now_ns, cost)
+
+    def charged(self, slot_t class_index):
+        """(dispatches, their cost) since the start."""
+        return self.queue.classes[class_index].dispatched, wide(self.queue.classes[class_index].dispatched_cost)
+
+    def usage(self, slot_t class_index):
+        """By kind of limit."""
+        cdef int kind
+        return [self.queue.usage(class_index, <limit_t>kind) for kind in range(len(LIMITS))]
+
+    def limit_hit(self, slot_t class_index, int64_t workers):
+        """(kind, current, limit) of the first limit that is reached, or None."""
+        cdef int64_t current = 0
+        cdef int64_t bound = 0
+        cdef limit_t kind = self.queue.limit_hit(class_index, workers, &current, &bound)
+        return None if kind == LIMIT_NONE else (LIMITS[<int>kind], current, bound)
+
+    def retry_after_ns(self, slot_t class_index, int64_t current, int64_t bound):
+        cdef int64_t value = self.queue.retry_after_ns(class_index, current, bound)
+        return None if value == -1 else value
+
+
+cdef class Books:
+    """Ledger. thresholds: pairs (absolute or None, fraction or None). Paths are sequences of block hashes."""
+
+    cdef Ledger ledger
+
+    def __cinit__(self, list thresholds):
+        self.ledger = Ledger(thresholds)
+
+    def add_rank(self, slot_t rank, uint64_t tag):
+        self.ledger.add_rank(rank, tag)
+
+    def remove_rank(self, slot_t rank):
+        self.ledger.remove_rank(rank)
+
+    def set_cap(self, slot_t rank, int64_t max_batched_tokens):
+        self.ledger.set_cap(rank, max_batched_tokens)
+
+    def calm(self, slot_t rank, slot_t pair):
+        """The largest prefill load that is not busy."""
+        return self.ledger._calm[rank * self.ledger.pairs + pair]
+
+    def busy(self, slot_t rank, slot_t pair):
+        return bool(self.ledger.busy(rank, pair))
+
+    def free(self):
+        cdef slot_t pair
+        return [self.ledger.free[pair] for pair in range(self.ledger.pairs)]
+
+    def book(self, slot_t slot, slot_t rank, int64_t prefill, path):
+        cdef array.array hashes = array.array("Q", path)
+        self.ledger.book(slot, rank, prefill, <const uint64_t*>hashes.data.as_ulonglongs, <int32_t>len(hashes))
+
+    def complete_prefill(self, slot_t slot):
+        return bool(self.ledger.complete_prefill(slot))
+
+    def add_output(self, slot_t slot, int32_t weight, path):
+        cdef array.array hashes = array.array("Q", path)
+        self.ledger.add_output(slot, weight, <const uint64_t*>hashes.data.as_ulonglongs, <int32_t>len(hashes))
+
+    def release(self, slot_t slot, path):
+        cdef array.array hashes = array.array("Q", path)
+        return bool(self.ledger.release(slot, <const uint64_t*>hashes.data.as_ulonglongs, <int32_t>len(hashes)))
+
+    def load(self, slot_t rank):
+        """(prefill tokens, weight, active blocks, requests)."""
+        row = &self.ledger.loads[rank]
+        return wide(row.prefill), row.weight, active_blocks(row), row.requests
+
+    def booked_on(self, slot_t rank):
+        """Request slots, newest booking first; the way back is checked."""
+        cdef slot_t slot = self.ledger.loads[rank].first
+        cdef slot_t before = NO_SLOT
+        found = []
+        while slot != NO_SLOT:
+            assert self.ledger.bookings[slot].prev == before
+            found.append(slot)
+            before = slot
+            slot = self.ledger.bookings[slot].next
+        return found
+
+    def pairs_held(self):
+        """(blocks, (block, rank) pairs, mixed) of prompt blocks of live bookings."""
+        return self.ledger.active.blocks, self.ledger.active.pairs, self.ledger.active.mixed
+
+
+cdef class Ships:
+    """Fleet. Ranks are named (worker_id, dp_rank); bookings have no path."""
+
+    cdef Fleet fleet
+
+    def __cinit__(self, list thresholds, bint indexed=True):
+        self.fleet = Fleet(thresholds, indexed)
+
+    def rank(self, worker_id, uint32_t dp_rank=0):
+        return or_none(self.fleet.workers.find_rank(worker_id, dp_rank))
+
+    def names(self, ranks):
+        cdef slot_t rank
+        return [(self.fleet.workers.ranks[rank].worker_id, self.fleet.workers.ranks[rank].dp_rank) for rank in ranks]
+
+    def order(self):
+        cdef slot_t i
+        return self.names([self.fleet.workers.order[i] for i in range(self.fleet.workers.present)])
+
+    def is_stale(self, WorkerConfig config, int64_t incarnation):
+        return bool(self.fleet.is_stale(config, incarnation))
+
+    def leaving(self, WorkerConfig config, int64_t incarnation):
+        return self.names(self.fleet.leaving(config, incarnation))
+
+    def upsert(self, WorkerConfig config, int64_t incarnation=0):
+        """As the scheduler does it, bookings aside."""
+        self.fleet.drop_ranks(self.fleet.leaving(config, incarnation))
+        self.fleet.upsert(config, incarnation)
+
+    def remove(self, worker_id):
+        """As the scheduler does it, bookings aside."""
+        self.fleet.drop_ranks(self.fleet.all_ranks(self.fleet.workers.find(worker_id)))
+        self.fleet.remove(worker_id)
+
+    def store_blocks(self, worker_id, uint32_t dp_rank, int64_t incarnation, tuple hashes):
+        return bool(self.fleet.store_blocks(worker_id, dp_rank, incarnation, hashes))
+
+    def remove_blocks(self, worker_id, uint32_t dp_rank, int64_t incarnation, tuple hashes):
+        return bool(self.fleet.remove_blocks(worker_id, dp_rank, incarnation, hashes))
+
+    def clear_blocks(self, worker_id, uint32_t dp_rank, int64_t incarnation):
+        return bool(self.fleet.clear_blocks(worker_id, dp_rank, incarnation))
+
+    def cached(self):
+        """(blocks, (block, rank) pairs, mixed) of the index."""
+        return self.fleet.cached.blocks, self.fleet.cached.pairs, self.fleet.cached.mixed
+
+    def holds(self, worker_id, uint32_t dp_rank, uint64_t hash):
+        return self.fleet.cached.find(hash, self.fleet.workers.find_rank(worker_id, dp_rank)) != NO_SLOT
+
+    def book(self, slot_t slot, worker_id, uint32_t dp_rank, int64_t prefill):
+        self.fleet.ledger.book(slot, self.fleet.workers.find_rank(worker_id, dp_rank), prefill, NULL, 0)
+
+    def complete_prefill(self, slot_t slot):
+        self.fleet.complete_prefill(slot)
+
+    def release(self, slot_t slot):
+        self.fleet.release(slot, NULL, 0)
+
+    def bookings_on(self, names):
+        return self.fleet.bookings_on([self.rank(worker_id, dp_rank) for worker_id, dp_rank in names])
+
+    def free(self):
+        cdef slot_t pair
+        return [self.fleet.ledger.free[pair] for pair in range(self.fleet.ledger.pairs)]
+
+    def busy(self, worker_id, uint32_t dp_rank=0, slot_t pair=0):
+        return bool(self.fleet.ledger.busy(self.fleet.workers.find_rank(worker_id, dp_rank), pair))
+
+    def changed(self):
+        """(names of the ranks whose load fell, whether everything is to be judged again)."""
+        cdef int32_t i
+        return self.names([self.fleet.changed[i] for i in range(self.fleet.changes)]), bool(self.fleet.recheck_all)
+
+    def forget_changes(self):
+        self.fleet.forget_changes()
