@@ -20,11 +20,11 @@ Time
     A first timestamp above 0 and calendar milliseconds in a mooncake file are fine; a negative time is a bad row.
 
 Bad rows
-    Not UTF-8; not exactly one JSON object (also: two objects, a comment, NaN, Infinity, a key given twice, a number
-    of thousands of digits or with an exponent of millions); a missing or null required field; a bool, string or
+    Not UTF-8; not exactly one JSON object (also: two objects, a comment, NaN, Infinity, a key given twice, an integer
+    of thousands of digits, an exponent that no decimal holds); a missing or null required field; a bool, string or
     fraction where an integer is meant, 600.0 included; tokens outside 1..2^53, so that a zero output is one (in
     BurstGPT it marks a failed request); a text field that is empty, no string or holds a lone surrogate; priority not
-    finite; as many hash_ids as do not fit input_length; an id outside 0..2^64-1; more than 2^20 block names.
+    finite; more or fewer hash_ids than input_length needs; an id outside 0..2^64-1; more than 2^20 block names.
     CSV: a wrong number of fields, a quoted field that does not end on its line, `Total tokens` that is no sum, more
     than nine digits of fraction, the 60th second.
     Any format: a NUL byte, a carriage return inside the line, a line over 16 MiB, a last line that is cut.
