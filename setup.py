@@ -5,6 +5,7 @@ KVCORE_TRACE=1 builds with line tracing, for coverage of the Cython modules.
 """
 
 import os
+import pathlib
 import sys
 
 from Cython.Build import cythonize
@@ -12,15 +13,16 @@ from setuptools import Extension, setup
 
 DEBUG = os.environ.get("KVCORE_DEBUG", "0") == "1"
 TRACE = os.environ.get("KVCORE_TRACE", "0") == "1"
+FLAVOUR = ("debug" if DEBUG else "release") + ("-trace" if TRACE else "")
 
 #: package -> modules; a leading folder differs from the package only for kvcore.drivers (see pyproject.toml).
 MODULES = {
     "kvcore": (
         "kvcore",
         ["events.py", "actions.py", "request.py", "policy.py", "hashing.pyx",
-         "_slots.pyx", "_heap.pyx", "_prefix.pyx", "_requests.pyx", "_lanes.pyx", "_drr.pyx", "_ledger.pyx",
-         "_workers.pyx", "_selector.pyx", "_keys.pyx", "_fleet.pyx", "_placement.pyx", "_backlog.pyx", "_inspect.pyx", "_accept.pyx",
-         "scheduler.pyx"],
+         "_slots.pyx", "_heap.pyx", "_prefix.pyx", "_taints.pyx", "_requests.pyx", "_lanes.pyx", "_drr.pyx",
+         "_ledger.pyx", "_workers.pyx", "_selector.pyx", "_keys.pyx", "_fleet.pyx", "_placement.pyx", "_backlog.pyx",
+         "_inspect.pyx", "_accept.pyx", "scheduler.pyx"],
     ),
     "kvcore.drivers.replay": (
         "drivers/replay",
@@ -46,15 +48,26 @@ DIRECTIVES = {
 }
 
 
+def flavour_stamp() -> str:
+    """A file that is as new as the last change of flavour: what was built in another flavour is built again."""
+    stamp = pathlib.Path("build/flavour.txt")
+    stamp.parent.mkdir(exist_ok=True)
+    if not stamp.exists() or stamp.read_text() != FLAVOUR:
+        stamp.write_text(FLAVOUR)
+    return str(stamp)
+
+
 def extensions() -> list[Extension]:
     """One Extension per compiled module that exists in this tree."""
+    stamp = flavour_stamp()
     found = []
     for package, (folder, files) in MODULES.items():
         for file in files:
             path = f"{folder}/{file}"
             if os.path.exists(path):
                 name = f"{package}.{file.rsplit('.', 1)[0]}"
-                found.append(Extension(name, [path], extra_compile_args=COMPILE_ARGS, define_macros=MACROS))
+                found.append(Extension(
+                    name, [path], extra_compile_args=COMPILE_ARGS, define_macros=MACROS, depends=[stamp]))
     return found
 
 
@@ -63,7 +76,7 @@ def include_path() -> list[str]:
     link = "build/include/kvcore/drivers"
     os.makedirs(os.path.dirname(link), exist_ok=True)
     if not os.path.islink(link):
-        os.symlink(os.path.abspath("drivers"), link)
+        os.symlink("../../../drivers", link)
     return [".", "build/include"]
 
 
@@ -75,7 +88,8 @@ setup(
         extensions(),
         compiler_directives=DIRECTIVES,
         include_path=include_path(),
-        build_dir="build/cython-debug" if DEBUG else "build/cython-trace" if TRACE else "build/cython",
+        build_dir=f"build/cython-{FLAVOUR}",
         force=TRACE,
-    )
+    ),
+    options={"build_ext": {"parallel": os.cpu_count()}},
 )

@@ -1,0 +1,236 @@
+"""STYLE as a test: layers, purity of the core, budgets, and a few lines that must not stand in a source file."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from tree import ROOT, SOURCE_FOLDERS, SOURCE_SUFFIXES, imports, shown, sources
+
+#: Every module of kvcore/, lowest first. A module imports from lower layers and from those before it in its own.
+LAYERS = {
+    "vocabulary": ["_types"],
+    "values": ["errors", "request", "events", "actions", "policy", "config", "stats", "hashing", "_yaml_marks",
+               "policy_file"],
+    "containers": ["_slots", "_heap", "_prefix"],
+    "domain": ["_requests", "_keys", "_lanes", "_drr", "_ledger", "_workers"],
+    "decision": ["_fleet", "_selector", "_placement", "_backlog", "_inspect", "_accept"],
+    "scheduler": ["scheduler"],
+    "public": ["__init__"],
+    "program": ["__main__"],
+}
+ORDER = [name for layer in LAYERS.values() for name in layer]
+
+#: What a module must not reach, not even through others: all else but these of kvcore.
+CLOSED = {
+    "_slots": {"_types"},
+    "_heap": {"_types"},
+    "_prefix": {"_types"},
+    "_lanes": {"_types", "_heap"},
+    "_drr": {"_types", "_heap", "_lanes"},
+    "_ledger": {"_types", "_prefix"},
+    "_keys": {"_types", "_heap"},
+    "_selector": {"_types", "_prefix", "_ledger"},
+}
+
+#: Who may see events and actions: the door, the scheduler, and Placement, which fills in a Dispatch.
+SEES_EVENTS = {"_accept", "scheduler", "__init__"}
+SEES_ACTIONS = {"_placement", "scheduler", "__init__"}
+
+STDLIB = {
+    "__future__", "collections.abc", "copy", "dataclasses", "difflib", "enum", "hashlib", "math", "re", "typing",
+}
+C_LIBRARY = {"cython", "libc.math", "libc.stdint", "libc.stdlib", "libc.string"}
+#: Packages beyond the standard library, and the modules that may have them.
+THIRD_PARTY = {"numpy": {"_inspect", "scheduler"}, "yaml": {"policy_file", "_yaml_marks"}}
+
+LINES_MAX = 500
+LINES_TARGET = 350
+COLUMNS_MAX = 120
+
+CORE = sources("kvcore")
+DRIVERS = sources("drivers")
+EVERYWHERE = [*sources(*SOURCE_FOLDERS), ROOT / "setup.py"]
+
+
+def in_core(path: Path) -> set[str]:
+    """Modules of kvcore that a file imports, by their bare name; the package itself is `__init__`."""
+    known = {other.stem for other in CORE}
+    found = set()
+    for item in imports(path):
+        parts = item.module.split(".")
+        if parts[0] != "kvcore":
+            continue
+        if len(parts) > 1:
+            found.add(parts[1])
+        else:
+            found.add(item.name if item.name in known else "__init__")
+    return found
+
+
+def core_graph() -> dict[str, set[str]]:
+    """Module -> modules of kvcore that its .py, .pyx, .pxd and .pyi import."""
+    graph: dict[str, set[str]] = {}
+    for path in CORE:
+        graph.setdefault(path.stem, set()).update(in_core(path) - {path.stem})
+    return graph
+
+
+def reach(graph: dict[str, set[str]], module: str) -> set[str]:
+    """Everything that a module imports, directly or not."""
+    found: set[str] = set()
+    front = {module}
+    while front:
+        front = set().union(*(graph.get(name, set()) for name in front)) - found
+        found |= front
+    return found
+
+
+def offending(paths: list[Path], pattern: str) -> list[str]:
+    """Lines that match, as file:line: text."""
+    search = re.compile(pattern).search
+    return [
+        f"{shown(path)}:{number}: {line.strip()}"
+        for path in paths
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+        if search(line)
+    ]
+
+
+def long_files(lines: int) -> list[str]:
+    """Source files over a number of lines, longest first."""
+    counted = [(len(path.read_text(encoding="utf-8").splitlines()), shown(path)) for path in EVERYWHERE]
+    return [f"{count} {name}" for count, name in sorted(counted, reverse=True) if count > lines]
+
+
+def test_imports_are_seen_in_every_form(tmp_path):
+    path = tmp_path / "example.pyx"
+    path.write_text('"""\nfrom here on nothing\nimport is a word\n"""\nimport a.b as c, d\ncimport e\n'
+                    "from f cimport (\n    g,  # why\n    h as i)\nfrom kvcore import _x\n"
+                    "def f():\n    from .j import k, l  # late\n")
+    assert {(item.module, item.name) for item in imports(path)} == {
+        ("a.b", None), ("d", None), ("e", None), ("f", "g"), ("f", "h"), ("kvcore", "_x"), (".j", "k"), (".j", "l")}
+
+
+def test_every_module_has_its_layer():
+    assert sorted({path.stem for path in CORE}) == sorted(ORDER)
+
+
+def test_imports_go_downward_only():
+    upward = [
+        f"{module} imports {other}"
+        for module, others in core_graph().items()
+        for other in others
+        if module != "__main__" and (other not in ORDER or ORDER.index(other) > ORDER.index(module))
+    ]
+    assert upward == []
+
+
+def test_the_program_is_the_only_way_from_the_core_to_the_drivers():
+    assert [module for module, others in core_graph().items() if "drivers" in others] == ["__main__"]
+    assert core_graph()["__main__"] == {"drivers"}
+
+
+@pytest.mark.parametrize("module", CLOSED)
+def test_closed_modules_reach_only_what_they_are_given(module):
+    assert reach(core_graph(), module) <= CLOSED[module]
+
+
+def test_few_modules_see_events_and_actions():
+    graph = core_graph()
+    assert {module for module, others in graph.items() if "events" in others} <= SEES_EVENTS
+    assert {module for module, others in graph.items() if "actions" in others} <= SEES_ACTIONS
+
+
+def test_the_core_is_pure():
+    """No clock, socket, file, thread, randomness or logging: nothing outside the allowed modules is imported."""
+    impure = []
+    for path in CORE:
+        for item in imports(path):
+            root = item.module.split(".")[0]
+            allowed = item.module in STDLIB | C_LIBRARY or root in ("kvcore", "cpython")
+            if not allowed and path.stem not in THIRD_PARTY.get(root, set()):
+                impure.append(f"{shown(path)} imports {item.module}")
+    assert impure == []
+
+
+def test_the_core_calls_nothing_impure():
+    names = ("print", "open", "input", "eval", "exec", "compile", "breakpoint", "__import__", "hash", "globals")
+    assert offending(CORE, rf"^(?!\s*c?def ).*(?<![\w.])(?:{'|'.join(names)})\(") == []
+    assert offending(CORE, r"\bwith (?:no)?gil\b|\bexcept (?:Base)?Exception\b|^\s*except:") == []
+    assert offending(CORE, r"""extern from (?!\*|"Python\.h")""") == []
+
+
+def test_drivers_import_public_names_only():
+    private = [
+        f"{shown(path)}: {item.module} {item.name or ''}"
+        for path in DRIVERS
+        for item in imports(path)
+        if item.module.startswith("kvcore") and not item.module.startswith("kvcore.drivers")
+        and (item.module.split(".")[-1].startswith("_") or (item.name or "").startswith("_"))
+    ]
+    assert private == []
+
+
+def test_the_replay_has_no_clock():
+    """Virtual time and seeded draws only; whoever runs a replay measures it from outside."""
+    banned = {"asyncio", "click", "logging", "random", "secrets", "socket", "threading", "time"}
+    found = [
+        f"{shown(path)} imports {item.module}"
+        for path in sources("drivers/replay")
+        for item in imports(path)
+        if item.module.split(".")[0] in banned
+    ]
+    assert found == []
+
+
+def test_files_are_short():
+    assert long_files(LINES_MAX) == [], f"over {LINES_MAX} lines; {LINES_TARGET} is the target"
+
+
+def test_lines_are_short():
+    assert offending(EVERYWHERE, rf"^.{{{COLUMNS_MAX + 1},}}") == []
+
+
+def test_lines_end_where_their_text_ends():
+    assert offending(EVERYWHERE, r"[ \t]+$|\t") == []
+
+
+def test_nothing_is_left_for_later():
+    assert offending(EVERYWHERE, r"\b(?:T[O]DO|FIXM[E]|XX[X]?)\b") == []
+
+
+def test_no_banners_and_no_code_in_comments():
+    banner = r"^\s*#\s*[-=#*~]{3,}"
+    code = r"^\s*#\s*(?:c?p?def \w+.*\(.*:$|class \w+.*:$|(?:from [\w.]+ )?c?import [\w.]+$|return$|print\()"
+    assert offending(EVERYWHERE, f"{banner}|{code}") == []
+
+
+def test_cython_is_plain_modules():
+    """No include files, no compile-time conditions, directives in setup.py only (STYLE: Cython conventions)."""
+    cython = [path for path in CORE + DRIVERS if path.suffix in (".pyx", ".pxd")]
+    assert offending(cython, r"^\s*(?:include ['\"]|DEF |IF |#\s*cython:)") == []
+    assert [shown(path) for path in (ROOT / "kvcore").glob("*.pxi")] == []
+
+
+def test_every_module_says_what_it_is():
+    """A docstring or, for a .pxd, a comment comes first. Stubs repeat what stands elsewhere."""
+    silent = [
+        shown(path)
+        for path in CORE + DRIVERS
+        if path.suffix != ".pyi" and path.name not in ("__init__.py", "__main__.py")
+        and not path.read_text(encoding="utf-8").startswith('"""' if path.suffix != ".pxd" else "# ")
+    ]
+    assert silent == []
+
+
+def test_every_suffix_is_known():
+    """A new kind of source file must be told to this test."""
+    data = {".so", ".c", ".html", ".typed", ".pyc"}
+    kinds = {path.suffix for folder in ("kvcore", "drivers") for path in (ROOT / folder).rglob("*") if path.is_file()}
+    assert kinds - data - {""} <= set(SOURCE_SUFFIXES)
+
+
+if __name__ == "__main__":
+    print("\n".join(long_files(LINES_TARGET)) or f"no file is over {LINES_TARGET} lines")
