@@ -96,6 +96,7 @@ cdef int _check_request(Request request, int64_t block_size) except -1:
     if request.allowed_workers is not None:
         for worker_id in request.allowed_workers:
             _check_hash("allowed_workers", worker_id)
+    _check_taints("required_taints", request.required_taints)
     _check_hashes("block_hashes", request.block_hashes)
     if len(request.block_hashes) > ceil_div(request.prompt_tokens, block_size):
         raise ValueError(f"{len(request.block_hashes)} block_hashes for {request.prompt_tokens} prompt tokens")
@@ -130,6 +131,7 @@ cdef int _check_worker(WorkerConfig config) except -1:
     _check_count("max_batched_tokens", config.max_batched_tokens, 1)
     _check_count("total_kv_blocks", config.total_kv_blocks, 1)
     _check_count("max_requests", config.max_requests, 1)
+    _check_taints("taints", config.taints)
     return 0
 
 
@@ -151,6 +153,16 @@ cdef int _check_text(str name, str text) except -1:
         PyUnicode_AsUTF8AndSize(text, NULL)
     except UnicodeEncodeError:
         raise ValueError(f"{name} is not encodable as UTF-8: {text!r}") from None
+    return 0
+
+
+cdef int _check_taints(str name, frozenset taints) except -1:
+    if taints is None:
+        raise ValueError(f"{name} must be a frozenset")
+    for taint in taints:
+        if type(taint) is not str:
+            raise ValueError(f"{name} must hold text, not {taint!r}")
+        _check_text(name, taint)
     return 0
 
 

@@ -102,8 +102,9 @@ cdef class Fleet:
         self.workers.set_range(worker, config.dp_start, config.dp_size)
         row = &self.workers.workers[worker]
         row.max_batched_tokens = cap
+        self.workers.set_taints(worker, config.taints)
         for i in range(row.dp_size):
-            self.ledger.set_cap(row.ranks[i], cap)
+            self.ledger.configure_rank(row.ranks[i], cap, row.taints)
         self.recheck_all = True
         return 0
 

@@ -79,7 +79,8 @@ cdef class Inspector:
             classes.append(ClassStats(
                 self._profile.classes[i].name, self._queue.usage(i, LIMIT_REQUESTS),
                 self._queue.usage(i, LIMIT_RAW_TOKENS), self._queue.usage(i, LIMIT_CACHED_TOKENS),
-                saturated(queue.cost), row.deficit, row.dispatched, saturated(row.dispatched_cost), self._class_rejected[i]))
+                saturated(queue.cost), row.deficit, row.dispatched, saturated(row.dispatched_cost),
+                self._class_rejected[i]))
         return SchedulerStats(
             arrived=self.arrived, dispatched=dispatched,
             rejected={reason.name: self._rejected[reason] for reason in sorted(self._rejected)},
@@ -123,8 +124,9 @@ cdef class Inspector:
             allowed = None if request.allowed_workers is None else sorted(request.allowed_workers)
             overlap = None if request.overlap is None else [
                 ((<Rank>name).worker_id, (<Rank>name).dp_rank, blocks) for name, blocks in request.overlap.device]
-            return (common, pin, allowed, overlap, row.track_prefill, waiting.key.tier, waiting.key.first,
-                    waiting.key.second, waiting.key.seq, waiting.cached, waiting.cost)
+            return (common, pin, allowed, sorted(request.required_taints), overlap, row.track_prefill,
+                    waiting.key.tier, waiting.key.first, waiting.key.second, waiting.key.seq, waiting.cached,
+                    waiting.cost)
         if row.state != STATE_RUNNING:
             return (common, row.progress_ns)
         booking = &self._fleet.ledger.bookings[slot]
@@ -162,7 +164,8 @@ cdef class Inspector:
             load = &self._fleet.ledger.loads[rank]
             worker = &self._fleet.workers.workers[self._fleet.workers.ranks[rank].worker]
             ranks.append((worker.worker_id, self._fleet.workers.ranks[rank].dp_rank, worker.incarnation,
-                          worker.max_batched_tokens, saturated(load.prefill), load.weight, load.requests))
+                          worker.max_batched_tokens, sorted(self._fleet.workers.taints.taints_of(worker.taints)),
+                          saturated(load.prefill), load.weight, load.requests))
         return ranks
 
     cdef list audit(self):

@@ -172,7 +172,7 @@ cdef class ClassQueue:
         return moves
 
     cdef str fault(self, head_test_t test, void* judge):
-        """The first broken invariant, or a head that may run although nobody was popped; None if all is well. O(size)."""
+        """The first broken invariant, or a head that may run and yet waits; None if all is well. O(size)."""
         cdef slot_t lane
         cdef slot_t open_lanes = 0
         cdef int64_t stored = self._shared.size

@@ -10,7 +10,7 @@ cdef struct load_t:
     int64_t weight         # distinct live prompt blocks and output blocks, 2^20 = one block
     int32_t requests       # bookings
     slot_t first           # newest booking, or NO_SLOT
-    bint present           # counts in `free`
+    slot_t taints          # number of its worker's taint set; NO_SLOT: the rank is not present
 
 
 cdef struct booking_t:
@@ -35,18 +35,21 @@ cdef class Ledger:
     cdef list _thresholds          # (absolute or None, fraction or None) per pair
     cdef int64_t* _calm            # [rank * pairs + pair]: the largest prefill load that is not busy
     cdef int32_t* free             # per pair: present ranks that are not busy
+    cdef int32_t* free_of          # [taint set * pairs + pair]: the same per taint set
+    cdef slot_t _sets
     cdef PrefixIndex active        # prompt blocks of live bookings, counted
 
     cdef int reserve_ranks(self, slot_t ranks) except -1
     cdef int reserve_slots(self, slot_t slots) except -1
     cdef int add_rank(self, slot_t rank, uint64_t tag) except -1
     cdef void remove_rank(self, slot_t rank) noexcept
-    cdef int set_cap(self, slot_t rank, int64_t max_batched_tokens) except -1
+    cdef int configure_rank(self, slot_t rank, int64_t max_batched_tokens, slot_t taints) except -1
     cdef bint busy(self, slot_t rank, slot_t pair) noexcept nogil
     cdef int book(self, slot_t slot, slot_t rank, tokens_t prefill, const uint64_t* path, int32_t length) except -1
     cdef bint complete_prefill(self, slot_t slot) noexcept
     cdef void add_output(self, slot_t slot, int32_t weight, const uint64_t* path, int32_t length) noexcept
     cdef bint release(self, slot_t slot, const uint64_t* path, int32_t length) noexcept
+    cdef void _count(self, slot_t rank, int32_t by) noexcept
     cdef void _add_prefill(self, slot_t rank, i128 tokens) noexcept
 
 

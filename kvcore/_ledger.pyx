@@ -36,6 +36,7 @@ cdef class Ledger:
         free(self.bookings)
         free(self._calm)
         free(self.free)
+        free(self.free_of)
 
     cdef int reserve_ranks(self, slot_t ranks) except -1:
         """Make room for ranks 0 .. ranks - 1."""
@@ -51,7 +52,7 @@ cdef class Ledger:
             self.loads[rank].weight = 0
             self.loads[rank].requests = 0
             self.loads[rank].first = NO_SLOT
-            self.loads[rank].present = False
+            self.loads[rank].taints = NO_SLOT
         self._ranks = capacity
         return 0
 
@@ -68,35 +69,35 @@ cdef class Ledger:
         return 0
 
     cdef int add_rank(self, slot_t rank, uint64_t tag) except -1:
-        """A rank without load is present from now on; its caps follow with set_cap."""
-        cdef slot_t pair
+        """A rank without load; present once configure_rank has told its cap and taints."""
         self.reserve_ranks(rank + 1)
         self.active.name_rank(rank, tag)
-        self.loads[rank].present = True
-        for pair in range(self.pairs):
-            self._calm[rank * self.pairs + pair] = INT64_TOP
-            self.free[pair] += 1
         return 0
 
     cdef void remove_rank(self, slot_t rank) noexcept:
         """A rank whose bookings have been released is gone."""
-        cdef slot_t pair
-        for pair in range(self.pairs):
-            self.free[pair] -= not self.busy(rank, pair)
-        self.loads[rank].present = False
+        self._count(rank, -1)
+        self.loads[rank].taints = NO_SLOT
 
-    cdef int set_cap(self, slot_t rank, int64_t max_batched_tokens) except -1:
-        """Turn the threshold pairs into the largest prefill load of this rank that is not busy."""
-        cdef slot_t pair
+    cdef int configure_rank(self, slot_t rank, int64_t max_batched_tokens, slot_t taints) except -1:
+        """Turn the threshold pairs into the largest prefill load of this rank that is not busy; note its taint set."""
+        cdef slot_t pair, i
         cdef int64_t calm
+        if taints >= self._sets:
+            resize(<void**>&self.free_of, max(1, (taints + 1) * self.pairs) * sizeof(int32_t))
+            for i in range(self._sets * self.pairs, (taints + 1) * self.pairs):
+                self.free_of[i] = 0
+            self._sets = taints + 1
+        if self.loads[rank].taints != NO_SLOT:
+            self._count(rank, -1)
         for pair in range(self.pairs):
             absolute, fraction = self._thresholds[pair]
             calm = INT64_TOP if absolute is None else absolute
             if fraction is not None:
                 calm = min(calm, calm_below(<double>fraction * <double>max_batched_tokens))
-            self.free[pair] -= not self.busy(rank, pair)
             self._calm[rank * self.pairs + pair] = calm
-            self.free[pair] += not self.busy(rank, pair)
+        self.loads[rank].taints = taints
+        self._count(rank, 1)
         return 0
 
     cdef bint busy(self, slot_t rank, slot_t pair) noexcept nogil:
@@ -191,13 +192,18 @@ cdef class Ledger:
         booking.rank = NO_SLOT
         return relieved
 
-    cdef void _add_prefill(self, slot_t rank, i128 tokens) noexcept:
+    cdef void _count(self, slot_t rank, int32_t by) noexcept:
+        """Count a present rank in (by 1) or out (by -1) of the free ones, per pair that it is not busy for."""
         cdef slot_t pair
         for pair in range(self.pairs):
-            self.free[pair] -= not self.busy(rank, pair)
+            if not self.busy(rank, pair):
+                self.free[pair] += by
+                self.free_of[self.loads[rank].taints * self.pairs + pair] += by
+
+    cdef void _add_prefill(self, slot_t rank, i128 tokens) noexcept:
+        self._count(rank, -1)
         self.loads[rank].prefill += tokens
-        for pair in range(self.pairs):
-            self.free[pair] += not self.busy(rank, pair)
+        self._count(rank, 1)
 
 
 cdef int64_t _output_weight(const booking_t* booking) noexcept nogil:

@@ -26,6 +26,9 @@ cdef class Placement:
     cdef bint may_run(self, slot_t class_index, slot_t slot)
     cdef object decide(self, slot_t slot, Request request, uint64_t* generator, slot_t* chosen)
 
+    cdef bint _fits(self, Request request, slot_t worker) except -1
+    cdef bint _any_eligible(self, Request request) except -1
+    cdef bint _any_free(self, Request request, slot_t pair) except -1
     cdef int _reserve(self) except -1
     cdef const int32_t* _overlap(self, slot_t slot, Request request) except NULL
     cdef int _forget_overlap(self, Request request) except -1

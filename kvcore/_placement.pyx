@@ -5,9 +5,9 @@ the dispatch test of heads, placement after a pop, and `peek`.
 
 Never here: queues, bookings, time.
 
-Eligibility: a pin means exactly its rank; an allow-list means the ranks of those workers; otherwise every present
-rank. An impossible request counts as ready to run, so that it is answered with its reason instead of waiting for
-ever.
+Eligibility: a pin means exactly its rank, an allow-list the ranks of those workers, neither every present rank;
+required taints strike out the workers that lack one. An impossible request counts as ready to run, so that it is
+answered with its reason instead of waiting for ever.
 """
 from libc.stdlib cimport free
 from kvcore._ledger cimport active_blocks
@@ -48,12 +48,32 @@ cdef class Placement:
         if request.pinned is not None:
             if self.fleet.workers.find_rank(request.pinned.worker_id, request.pinned.dp_rank) == NO_SLOT:
                 return RejectReason.PINNED_WORKER_UNAVAILABLE
-        elif request.allowed_workers is not None:
-            for worker_id in request.allowed_workers:
-                if self.fleet.workers.find(worker_id) != NO_SLOT:
-                    return None
+            if not self._fits(request, self.fleet.workers.find(request.pinned.worker_id)):
+                return RejectReason.NO_ELIGIBLE_WORKER
+        elif _constrained(request) and not self._any_eligible(request):
             return RejectReason.NO_ELIGIBLE_WORKER
         return None
+
+    cdef bint _fits(self, Request request, slot_t worker) except -1:
+        """Whether a worker carries the taints that a request requires."""
+        if not request.required_taints:
+            return True
+        return self.fleet.workers.taints.satisfying(request.required_taints)[self.fleet.workers.workers[worker].taints]
+
+    cdef bint _any_eligible(self, Request request) except -1:
+        """Whether some worker may take a request that has no pin. O(allow-list) or O(taint sets)."""
+        cdef const unsigned char* fits = self.fleet.workers.taints.satisfying(request.required_taints)
+        cdef slot_t worker, i
+        if request.allowed_workers is None:
+            for i in range(self.fleet.workers.taints.size()):
+                if fits[i]:
+                    return True
+            return False
+        for worker_id in request.allowed_workers:
+            worker = self.fleet.workers.find(worker_id)
+            if worker != NO_SLOT and fits[self.fleet.workers.workers[worker].taints]:
+                return True
+        return False
 
     cdef tokens_t best_cached(self, slot_t slot, Request request) except -1:
         """Cached tokens on the best rank that the request may use; a pin counts its own rank only (DESIGN D1)."""
@@ -69,8 +89,8 @@ cdef class Placement:
         if row.pin != NO_SLOT:
             ranks = &row.pin
             count = 1
-        elif request.allowed_workers is not None:
-            count = self.fleet.workers.ranks_of_allowed(request.allowed_workers, self._allowed)
+        elif _constrained(request):
+            count = self.fleet.workers.ranks_of(request.allowed_workers, request.required_taints, self._allowed)
             ranks = self._allowed
         elif request.overlap is None:
             ranks = self.fleet.cached.matched
@@ -83,33 +103,46 @@ cdef class Placement:
     cdef bint may_use(self, slot_t slot, slot_t rank):
         """Whether a request without a pin may be placed on a present rank."""
         cdef Request request = self.requests.request(slot)
-        return request.allowed_workers is None or self.fleet.workers.ranks[rank].worker_id in request.allowed_workers
+        if request.allowed_workers is not None:
+            if self.fleet.workers.ranks[rank].worker_id not in request.allowed_workers:
+                return False
+        return self._fits(request, self.fleet.workers.ranks[rank].worker)
 
     cdef bint may_run(self, slot_t class_index, slot_t slot):
-        """The dispatch test of a head (DESIGN D7): O(1) for pins and where there is no allow-list."""
+        """The dispatch test of a head (DESIGN D7): O(1) for pins and unconstrained requests."""
         cdef slot_t pair = self.pair_of[class_index]
         cdef slot_t pin = self.requests.rows[slot].pin
-        cdef slot_t worker
-        cdef worker_t* row
-        cdef uint32_t i
-        cdef bint eligible = False
         cdef Request request
         if pair == NO_SLOT:
             return True
-        if pin != NO_SLOT:
-            return self.fleet.workers.ranks[pin].worker == NO_SLOT or not self.fleet.ledger.busy(pin, pair)
         request = self.requests.request(slot)
-        if request.allowed_workers is None:
+        if pin != NO_SLOT:
+            if self.fleet.workers.ranks[pin].worker == NO_SLOT or not self.fleet.ledger.busy(pin, pair):
+                return True
+            return not self._fits(request, self.fleet.workers.ranks[pin].worker)
+        if not _constrained(request):
             return self.fleet.ledger.free[pair] > 0 or self.fleet.workers.present == 0
+        return self._any_free(request, pair) or not self._any_eligible(request)
+
+    cdef bint _any_free(self, Request request, slot_t pair) except -1:
+        """Whether some eligible rank is not busy. O(ranks of the allow-list) or O(taint sets)."""
+        cdef const unsigned char* fits = self.fleet.workers.taints.satisfying(request.required_taints)
+        cdef slot_t worker, i
+        cdef uint32_t j
+        cdef worker_t* row
+        if request.allowed_workers is None:
+            for i in range(self.fleet.workers.taints.size()):
+                if fits[i] and self.fleet.ledger.free_of[i * self.fleet.ledger.pairs + pair] > 0:
+                    return True
+            return False
         for worker_id in request.allowed_workers:
             worker = self.fleet.workers.find(worker_id)
-            if worker != NO_SLOT:
-                eligible = True
+            if worker != NO_SLOT and fits[self.fleet.workers.workers[worker].taints]:
                 row = &self.fleet.workers.workers[worker]
-                for i in range(row.dp_size):
-                    if not self.fleet.ledger.busy(row.ranks[i], pair):
+                for j in range(row.dp_size):
+                    if not self.fleet.ledger.busy(row.ranks[j], pair):
                         return True
-        return not eligible
+        return False
 
     cdef object decide(self, slot_t slot, Request request, uint64_t* generator, slot_t* chosen):
         """The Dispatch that the request would get now, and its rank; or the RejectReason, and NO_SLOT.
@@ -129,12 +162,12 @@ cdef class Placement:
             if self.fleet.workers.ranks[row.pin].worker == NO_SLOT:
                 return RejectReason.PINNED_WORKER_UNAVAILABLE
             candidates = &row.pin
-            count = 1
-        elif request.allowed_workers is not None:
-            count = self.fleet.workers.ranks_of_allowed(request.allowed_workers, self._allowed)
+            count = self._fits(request, self.fleet.workers.ranks[row.pin].worker)
+        elif _constrained(request):
+            count = self.fleet.workers.ranks_of(request.allowed_workers, request.required_taints, self._allowed)
             candidates = self._allowed
-            if count == 0:
-                return RejectReason.NO_ELIGIBLE_WORKER
+        if count == 0:
+            return RejectReason.NO_ELIGIBLE_WORKER
         query.prompt = row.prompt
         query.block_size = self.block_size
         query.sequence_length = row.sequence_length
@@ -201,3 +234,7 @@ cdef class Placement:
             active_blocks(&self.fleet.ledger.loads[rank]) - query.active[rank]
             + prompt_blocks(row.prompt, self.block_size))
         return action
+
+
+cdef inline bint _constrained(Request request):
+    return request.allowed_workers is not None or len(request.required_taints) > 0

@@ -1,6 +1,7 @@
 # Workers and their data-parallel ranks: identity, incarnation, configuration, canonical order.
 cimport cython
 from kvcore._types cimport int32_t, int64_t, slot_t, uint32_t, uint64_t
+from kvcore._taints cimport TaintTable
 from kvcore.request cimport WorkerConfig
 
 
@@ -24,6 +25,7 @@ cdef struct worker_t:
     uint32_t dp_size
     slot_t* ranks          # rank slots of dp_start .. dp_start + dp_size - 1
     int64_t max_batched_tokens
+    slot_t taints          # number of its taint set
 
 
 @cython.final
@@ -38,6 +40,7 @@ cdef class WorkerTable:
     cdef dict _ghosts              # (worker_id, dp_rank) -> rank slot kept by waiting pins only
     cdef slot_t* order             # present ranks by (worker_id, dp_rank)
     cdef slot_t present            # how many
+    cdef TaintTable taints
 
     cdef slot_t count(self)
     cdef slot_t find(self, object worker_id)
@@ -49,6 +52,7 @@ cdef class WorkerTable:
     cdef int set_range(self, slot_t worker, uint32_t dp_start, uint32_t dp_size) except -1
     cdef void pin(self, slot_t rank) noexcept
     cdef int unpin(self, slot_t rank) except -1
-    cdef slot_t ranks_of_allowed(self, frozenset allowed, slot_t* out)
+    cdef int set_taints(self, slot_t worker, frozenset taints) except -1
+    cdef slot_t ranks_of(self, frozenset allowed, frozenset required, slot_t* out) except -1
 
     cdef slot_t _position(self, uint64_t worker_id, uint32_t dp_rank) noexcept nogil

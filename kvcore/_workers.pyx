@@ -20,6 +20,7 @@ cdef class WorkerTable:
         self._free = []
         self._ghosts = {}
         self._ranks_free = NO_SLOT
+        self.taints = TaintTable()
 
     def __dealloc__(self):
         cdef slot_t worker
@@ -64,12 +65,14 @@ cdef class WorkerTable:
         self.workers[worker].dp_size = 0
         self.workers[worker].ranks = NULL
         self.workers[worker].max_batched_tokens = BATCHED_TOKENS_DEFAULT
+        self.workers[worker].taints = NO_SLOT
         self._slots[config.worker_id] = worker
         return worker
 
     cdef int remove_worker(self, slot_t worker) except -1:
         """Forget a worker whose ranks have been removed."""
         del self._slots[self.workers[worker].worker_id]
+        self.taints.release(self.workers[worker].taints)
         free(self.workers[worker].ranks)
         self.workers[worker].ranks = NULL
         self._free.append(worker)
@@ -144,21 +147,33 @@ cdef class WorkerTable:
             self._ranks_free = rank
         return 0
 
-    cdef slot_t ranks_of_allowed(self, frozenset allowed, slot_t* out):
-        """Present ranks of an allow-list, in canonical order, into `out` (room for all of them). Returns how many."""
+    cdef int set_taints(self, slot_t worker, frozenset taints) except -1:
+        """Give a worker this taint set in place of the one that it had."""
+        cdef slot_t before = self.workers[worker].taints
+        self.workers[worker].taints = self.taints.acquire(taints)
+        if before != NO_SLOT:
+            self.taints.release(before)
+        return 0
+
+    cdef slot_t ranks_of(self, frozenset allowed, frozenset required, slot_t* out) except -1:
+        """Present ranks of the allowed workers (None: of all) that carry the required taints, in canonical order.
+
+        `out` has room for all present ranks. Returns how many. O(allow-list * log) where that is short, else O(ranks).
+        """
+        cdef const unsigned char* fits = self.taints.satisfying(required)
         cdef slot_t count = 0
         cdef slot_t worker, i
         cdef uint32_t j
-        if len(allowed) * 8 > self.present:
+        if allowed is None or len(allowed) * 8 > self.present:
             for i in range(self.present):
-                if self.ranks[self.order[i]].worker_id in allowed:
-                    out[count] = self.order[i]
-                    count += 1
+                if fits[self.workers[self.ranks[self.order[i]].worker].taints]:
+                    if allowed is None or self.ranks[self.order[i]].worker_id in allowed:
+                        out[count] = self.order[i]
+                        count += 1
             return count
-        workers = sorted([worker_id for worker_id in allowed if worker_id in self._slots])
-        for worker_id in workers:
+        for worker_id in sorted([worker_id for worker_id in allowed if worker_id in self._slots]):
             worker = self._slots[worker_id]
-            for j in range(self.workers[worker].dp_size):
+            for j in range(self.workers[worker].dp_size if fits[self.workers[worker].taints] else 0):
                 out[count] = self.workers[worker].ranks[j]
                 count += 1
         return count

@@ -1,5 +1,6 @@
-# C layout of the values in request.py, and the request helpers: the one place where effective cached tokens, prefill
-# delta and block counts are computed. _ledger receives their results only.
+# C layout of the values in request.py, with the same fields in the same order: a compiled dataclass takes its order from
+# here. And the request helpers: the one place where effective cached tokens, prefill delta and block counts are computed;
+# _ledger receives their results only.
 cimport cython
 from kvcore._types cimport ceil_div, int64_t, tokens_t, uint32_t, uint64_t
 
@@ -31,6 +32,7 @@ cdef class Request:
     cdef readonly Overlap overlap              # or None
     cdef readonly object expected_output_tokens
     cdef readonly bint track_prefill
+    cdef readonly frozenset required_taints    # of str
 
 
 @cython.final
@@ -41,6 +43,7 @@ cdef class WorkerConfig:
     cdef readonly object max_batched_tokens    # int or None
     cdef readonly object total_kv_blocks       # int or None
     cdef readonly object max_requests          # int or None
+    cdef readonly frozenset taints             # of str
 
 
 cdef inline tokens_t effective_cached_tokens(int64_t overlap_blocks, tokens_t prompt_tokens, int64_t block_size) noexcept nogil:

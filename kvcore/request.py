@@ -49,6 +49,7 @@ class Request:
     do_not_queue: dispatch now or reject with WOULD_QUEUE (DESIGN D6).
     pinned: exactly this rank or none. Never rerouted.
     allowed_workers: worker ids it may use; None: any; empty: none.
+    required_taints: taints that a worker must carry, all of them, to be used.
     block_hashes: shape (n,), n <= ceil(prompt_tokens / block_size); names of the prompt's blocks, root to leaf, as the
         KV index knows them: each hash names its block *and everything before it* (see kvcore.hashing). Empty: unknown.
     sequence_hashes: the same names for complete prompt blocks, used for active-block accounting; None: the complete
@@ -72,6 +73,7 @@ class Request:
     overlap: Overlap | None = None
     expected_output_tokens: int | None = None
     track_prefill: bool = True
+    required_taints: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -82,6 +84,7 @@ class WorkerConfig:
     max_batched_tokens: engine limit of tokens per iteration, the base of busy fractions; None counts as 10 000 000.
     total_kv_blocks: blocks of its KV cache, per rank; None: unknown.
     max_requests: most running requests per rank, >= 1; None: unknown.
+    taints: labels that requests can require.
     """
 
     worker_id: int
@@ -90,3 +93,4 @@ class WorkerConfig:
     max_batched_tokens: int | None = None
     total_kv_blocks: int | None = None
     max_requests: int | None = None
+    taints: frozenset[str] = frozenset()
