@@ -256,7 +256,7 @@ class _Replay:
         if self.live:
             raise AssertionError(f"{len(self.live)} requests never ended, the first is {next(iter(self.live))}")
         counters = self.fleet.counters()
-        workers = [dict(zip(counters.dtype.names, row, strict=True)) for row in counters.tolist()]
+        workers = [dict(zip(counters.dtype.names or (), row, strict=True)) for row in counters.tolist()]
         return ReplayResult(
             table=self.table, profile=self.profile, stats=self.core.stats(), workers=workers, unfit=unfit,
             ignored=self.ignored, start_ns=self.start_ns, end_ns=self.now_ns, events=self.events, steps=self.steps,
