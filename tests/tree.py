@@ -1,4 +1,7 @@
-"""The source tree as the meta tests see it: its files, their imports, and a staged copy laid out as it is installed."""
+"""The source tree as the meta tests see it: its files, their imports, and a staged copy laid out as it is installed.
+
+    python tests/tree.py    lists the source files that are longer than they should be
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ ROOT = Path(__file__).resolve().parent.parent
 SOURCE_SUFFIXES = (".py", ".pyx", ".pxd", ".pyi")
 #: Folders whose files are sources of this project; everything else in the tree is data, text or built.
 SOURCE_FOLDERS = ("kvcore", "drivers", "tests", "benchmarks", "examples", ".ci")
+LINES_TARGET = 350
 
 _FROM = re.compile(r"^[ \t]*from[ \t]+([\w.]+)[ \t]+c?import[ \t]+(\([^)]*\)|[^\n#]+)", re.MULTILINE)
 _IMPORT = re.compile(
@@ -29,6 +33,11 @@ def sources(*folders: str, suffixes: tuple[str, ...] = SOURCE_SUFFIXES) -> list[
     """Source files below folders of the tree, sorted; built files and caches are none."""
     found = [path for folder in folders for path in (ROOT / folder).rglob("*") if path.suffix in suffixes]
     return sorted(path for path in found if "__pycache__" not in path.parts)
+
+
+def everywhere() -> list[Path]:
+    """Every source file of the project."""
+    return [*sources(*SOURCE_FOLDERS), ROOT / "setup.py"]
 
 
 def shown(path: Path) -> str:
@@ -57,3 +66,13 @@ def stage(folder: Path) -> Path:
             shutil.copyfile(path, copy)
     (folder / "kvcore" / "py.typed").touch()
     return folder
+
+
+def long_files(lines: int) -> list[str]:
+    """Source files over a number of lines, longest first."""
+    counted = [(len(path.read_text(encoding="utf-8").splitlines()), shown(path)) for path in everywhere()]
+    return [f"{count} {name}" for count, name in sorted(counted, reverse=True) if count > lines]
+
+
+if __name__ == "__main__":
+    print("\n".join(long_files(LINES_TARGET)) or f"no file is over {LINES_TARGET} lines")

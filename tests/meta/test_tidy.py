@@ -6,15 +6,15 @@ import re
 from pathlib import Path
 
 import pytest
-from tree import ROOT, SOURCE_FOLDERS, SOURCE_SUFFIXES, imports, shown, sources
+from tree import LINES_TARGET, ROOT, SOURCE_SUFFIXES, everywhere, imports, long_files, shown, sources
 
 #: Every module of kvcore/, lowest first. A module imports from lower layers and from those before it in its own.
 LAYERS = {
     "vocabulary": ["_types"],
     "values": ["errors", "request", "events", "actions", "policy", "config", "stats", "hashing", "_yaml_marks",
                "policy_file"],
-    "containers": ["_slots", "_heap", "_prefix"],
-    "domain": ["_requests", "_keys", "_lanes", "_drr", "_ledger", "_workers"],
+    "containers": ["_slots", "_heap", "_prefix", "_overtaking"],
+    "domain": ["_requests", "_keys", "_lanes", "_drr", "_ledger", "_taints", "_workers"],
     "decision": ["_fleet", "_selector", "_placement", "_backlog", "_inspect", "_accept"],
     "scheduler": ["scheduler"],
     "public": ["__init__"],
@@ -27,8 +27,10 @@ CLOSED = {
     "_slots": {"_types"},
     "_heap": {"_types"},
     "_prefix": {"_types"},
-    "_lanes": {"_types", "_heap"},
-    "_drr": {"_types", "_heap", "_lanes"},
+    "_overtaking": {"_types"},
+    "_taints": {"_types"},
+    "_lanes": {"_types", "_heap", "_overtaking"},
+    "_drr": {"_types", "_heap", "_overtaking", "_lanes"},
     "_ledger": {"_types", "_prefix"},
     "_keys": {"_types", "_heap"},
     "_selector": {"_types", "_prefix", "_ledger"},
@@ -46,12 +48,11 @@ C_LIBRARY = {"cython", "libc.math", "libc.stdint", "libc.stdlib", "libc.string"}
 THIRD_PARTY = {"numpy": {"_inspect", "scheduler"}, "yaml": {"policy_file", "_yaml_marks"}}
 
 LINES_MAX = 500
-LINES_TARGET = 350
 COLUMNS_MAX = 120
 
 CORE = sources("kvcore")
 DRIVERS = sources("drivers")
-EVERYWHERE = [*sources(*SOURCE_FOLDERS), ROOT / "setup.py"]
+EVERYWHERE = everywhere()
 
 
 def in_core(path: Path) -> set[str]:
@@ -98,12 +99,6 @@ def offending(paths: list[Path], pattern: str) -> list[str]:
     ]
 
 
-def long_files(lines: int) -> list[str]:
-    """Source files over a number of lines, longest first."""
-    counted = [(len(path.read_text(encoding="utf-8").splitlines()), shown(path)) for path in EVERYWHERE]
-    return [f"{count} {name}" for count, name in sorted(counted, reverse=True) if count > lines]
-
-
 def test_imports_are_seen_in_every_form(tmp_path):
     path = tmp_path / "example.pyx"
     path.write_text('"""\nfrom here on nothing\nimport is a word\n"""\nimport a.b as c, d\ncimport e\n'
@@ -114,7 +109,7 @@ def test_imports_are_seen_in_every_form(tmp_path):
 
 
 def test_every_module_has_its_layer():
-    assert sorted({path.stem for path in CORE}) == sorted(ORDER)
+    assert {path.stem for path in CORE} - set(ORDER) == set()
 
 
 def test_imports_go_downward_only():
@@ -186,7 +181,7 @@ def test_the_replay_has_no_clock():
 
 
 def test_files_are_short():
-    assert long_files(LINES_MAX) == [], f"over {LINES_MAX} lines; {LINES_TARGET} is the target"
+    assert long_files(LINES_MAX) == [], f"over {LINES_MAX} lines; {LINES_TARGET} is the target (python tests/tree.py)"
 
 
 def test_lines_are_short():
@@ -198,7 +193,7 @@ def test_lines_end_where_their_text_ends():
 
 
 def test_nothing_is_left_for_later():
-    assert offending(EVERYWHERE, r"\b(?:T[O]DO|FIXM[E]|XX[X]?)\b") == []
+    assert offending(EVERYWHERE, r"\b(?:T[O]DO|FIXM[E]|X{2,3})\b") == []
 
 
 def test_no_banners_and_no_code_in_comments():
@@ -230,7 +225,3 @@ def test_every_suffix_is_known():
     data = {".so", ".c", ".html", ".typed", ".pyc"}
     kinds = {path.suffix for folder in ("kvcore", "drivers") for path in (ROOT / folder).rglob("*") if path.is_file()}
     assert kinds - data - {""} <= set(SOURCE_SUFFIXES)
-
-
-if __name__ == "__main__":
-    print("\n".join(long_files(LINES_TARGET)) or f"no file is over {LINES_TARGET} lines")

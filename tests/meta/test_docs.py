@@ -1,0 +1,169 @@
+"""Documents that cannot go stale: the README's code and commands run, its names exist, public names are described."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tree import ROOT
+
+import kvcore
+
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+ARCHITECTURE = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
+PAGES = {"README.md": README, "ARCHITECTURE.md": ARCHITECTURE}
+PROGRAM = Path(sys.executable).with_name("kvcore")
+#: Commands of the README that a test can run; the others install, build or test.
+COMMANDS = sorted(set(re.findall(r"(?:^|`|&& )(kvcore (?:replay|policy)[^`\n&]*)", README, re.MULTILINE)))
+COMPILED = ("kvcore.scheduler", "kvcore.hashing")
+
+
+def blocks(language: str) -> list[str]:
+    """Fenced blocks of the README in this language."""
+    return re.findall(rf"^```{language}\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+
+
+def run(*command: str) -> subprocess.CompletedProcess[str]:
+    """Run a command at the root of the tree, as a reader of the README would."""
+    environment = os.environ | {"PYTHONWARNINGS": "error", "NO_COLOR": "1", "COLUMNS": "100"}
+    return subprocess.run(list(command), cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+
+
+def first_replay() -> str:
+    """Output of the README's first replay."""
+    return run(str(PROGRAM), *shlex.split(next(line for line in COMMANDS if " examples/traces/" in line))[1:]).stdout
+
+
+def steady(text: str) -> list[str]:
+    """The lines that are the same on every machine and do not change with every change of the core's state."""
+    return [line for line in text.splitlines() if line and line.split()[0] not in ("run", "memory", "digest")]
+
+
+def test_the_two_commands_come_first():
+    assert blocks("sh")[0].splitlines() == [
+        "pip install . && kvcore replay examples/traces/azure_code_sample.csv --workers 4 "
+        "--policy examples/policies/premium.yaml",
+        "pip install '.[test]' && pytest",
+    ]
+
+
+def test_the_example_prints_what_the_readme_says(tmp_path):
+    """Run as a file elsewhere, so that this tree is not on its path."""
+    (example,) = blocks("python")
+    script = tmp_path / "example.py"
+    script.write_text(example, encoding="utf-8")
+    answer = run(sys.executable, str(script))
+    assert answer.stderr == ""
+    assert answer.stdout == blocks("text")[-1]
+
+
+def test_the_policy_of_the_readme_is_one():
+    (text,) = blocks("yaml")
+    root = kvcore.load_policy(text, "README.md").root
+    assert root is not None
+    assert [(item.name, item.quantum) for item in root.classes] == [("premium", 512), ("regular", 128)]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_commands_run(command):
+    assert PROGRAM.exists(), "the kvcore command is not installed beside this Python"
+    answer = run(str(PROGRAM), *shlex.split(command)[1:])
+    assert (answer.returncode, answer.stderr) == (0, "")
+
+
+def test_the_program_runs_as_a_module(tmp_path):
+    answer = subprocess.run(
+        [sys.executable, "-m", "kvcore", "--help"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (answer.returncode, answer.stderr) == (0, "")
+    assert all(name in answer.stdout for name in ("replay", "policy"))
+
+
+def test_the_shown_replay_is_a_real_one():
+    """What the README shows is what its first command prints, but for what depends on the machine and the digest."""
+    renew = "PYTHONPATH=tests python tests/meta/test_docs.py writes it anew"
+    assert steady(blocks("text")[0]) == steady(first_replay()), renew
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_and_paths_exist(page):
+    text = PAGES[page]
+    linked = re.findall(r"\]\((?!https?:)([^)#]+)\)", text)
+    named = re.findall(r"\b((?:kvcore|drivers|tests|examples)/[\w/.-]*\w)", text)
+    assert [path for path in (*linked, *named) if not (ROOT / path).exists()] == []
+
+
+def test_tables_name_every_event_and_action():
+    events = {kind.__name__ for kind in kvcore.Event.__subclasses__()}
+    actions = {kind.__name__ for kind in kvcore.Action.__subclasses__()}
+    told = set(re.findall(r"(?:^\||,) `(\w+)`", README, re.MULTILINE))
+    assert (events | actions) - told == set()
+
+
+def test_tables_name_the_fields():
+    for name, fields in re.findall(r"^\| `(\w+)`[^|]*\| `([\w, .]+)` \|", README, re.MULTILINE):
+        known = getattr(kvcore, name).__dataclass_fields__
+        assert [field for field in fields.replace(" ...", "").rstrip(",").split(", ") if field not in known] == [], name
+
+
+def test_architecture_names_every_reason():
+    reasons = [*kvcore.RejectReason, *kvcore.EvictReason]
+    assert [reason.name for reason in reasons if reason.name not in ARCHITECTURE] == []
+
+
+def test_architecture_names_every_module():
+    modules = {path.stem for path in (ROOT / "kvcore").glob("*.p*") if path.suffix in (".py", ".pyx", ".pxd")}
+    named = set(re.findall(r"\b\w+\b", ARCHITECTURE))
+    assert modules - named == {"__main__"}
+
+
+def test_architecture_has_its_eight_parts_and_its_decisions():
+    assert re.findall(r"^## (\d)\.", ARCHITECTURE, re.MULTILINE) == [str(number) for number in range(1, 9)]
+    decisions = re.findall(r"^\*\*A(\d+) .*?(?=^\*\*A|^#)", ARCHITECTURE, re.MULTILINE | re.DOTALL)
+    assert decisions == [str(number) for number in range(1, len(decisions) + 1)]
+    assert len(decisions) == ARCHITECTURE.count("Would change:") >= 12
+
+
+def test_changelog_has_this_version():
+    text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    assert re.findall(r"^## (\S+)", text, re.MULTILINE)[0] == kvcore.__version__
+
+
+def test_public_names_are_described():
+    """At least 80 % of public modules, classes and functions written in Python have a docstring (pyproject.toml)."""
+    answer = run(sys.executable, "-m", "interrogate", "--config", "pyproject.toml", "-v", "kvcore", "drivers")
+    assert answer.returncode == 0, answer.stdout + answer.stderr
+
+
+def test_all_is_what_there_is():
+    assert sorted(kvcore.__all__) == kvcore.__all__
+    assert [name for name in kvcore.__all__ if not hasattr(kvcore, name)] == []
+
+
+@pytest.mark.parametrize("name", [name for name in kvcore.__all__ if inspect.isclass(getattr(kvcore, name))])
+def test_exported_classes_are_described(name):
+    """All of them, with their public methods: docstrings of dataclasses that only repeat the fields do not count."""
+    kind = getattr(kvcore, name)
+    assert (kind.__doc__ or "").strip() not in ("", f"{name}()")
+    assert not (kind.__doc__ or "").startswith(f"{name}(")
+    members = [member for member in vars(kind) if not member.startswith("_")]
+    routines = [member for member in members if inspect.isroutine(getattr(kind, member))]
+    assert [member for member in routines if not getattr(kind, member).__doc__] == []
+
+
+@pytest.mark.parametrize("module", COMPILED)
+def test_compiled_functions_are_described(module):
+    found = importlib.import_module(module)
+    assert found.__doc__
+    public = [name for name, value in vars(found).items() if not name.startswith("_") and inspect.isroutine(value)]
+    assert [name for name in public if not getattr(found, name).__doc__] == []
+
+
+if __name__ == "__main__":
+    (ROOT / "README.md").write_text(README.replace(blocks("text")[0], first_replay()), encoding="utf-8")
