@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
+from recording import Run
 from strategies_broken import BREAKERS
 
+from kvcore.errors import InvalidEvent
 from kvcore.events import (
     AnyEvent,
     BlocksCleared,
@@ -178,3 +182,12 @@ class Resolver:
 
     def broken(self):
         return self.pick(list(BREAKERS.values()))(self.now_ns)
+
+
+def resolved(plan, oracle) -> Run:
+    """The run of a plan on an oracle; a batch with a broken event is left out."""
+    run = Run(plan.config)
+    for events in Resolver(plan, oracle).batches():
+        with suppress(InvalidEvent):
+            run.add(events, oracle.step_many(events))
+    return run

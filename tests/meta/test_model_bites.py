@@ -245,7 +245,7 @@ MUTANTS = {
     ChargesRefusedPops: RUSHES,
     WindowOf31: RUSHES,
 }
-PLANS = 250
+PLANS = 200
 
 
 @cache

@@ -1,0 +1,316 @@
+"""Judges of a recorded run alone: history in, faults out (an empty list: the rule holds).
+
+Each checker states one rule of DESIGN 6 and decides it from events and actions only, never asking a scheduler. Where
+the record cannot decide, a checker keeps silent: it may miss a fault, it must not invent one.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+
+from checkers_life import one_life_each
+from checkers_shares import shares_are_bounded
+from history import LIMITS, Fleet, Prefill, eligible, fleets, is_end, moments, settles_once
+from oracle_queue import sort_key
+from recording import Run
+
+from kvcore.actions import Dispatch, Evict, EvictReason, Ignored, Park, Reject, RejectReason
+from kvcore.events import (
+    OutputBlockAdded,
+    PrefillCompleted,
+    RequestArrived,
+    RequestFinished,
+    WorkerRemoved,
+    WorkerUpserted,
+)
+from kvcore.policy import PolicyClass, QueuePolicy
+
+R = RejectReason
+LIMIT_OF = dict(zip((R.QUEUE_FULL_REQUESTS, R.QUEUE_FULL_RAW_TOKENS, R.QUEUE_FULL_CACHED_TOKENS), LIMITS, strict=True))
+
+
+def dispatches_follow_arrivals(run: Run) -> list[str]:
+    """Every dispatch has an arrival of its own, and attempts count 1, 2, 3, ..."""
+    faults = []
+    arrived, dispatched, attempts = Counter(), Counter(), 0
+    for number, (events, actions) in enumerate(run.steps):
+        arrived.update(event.request.request_id for event in events if isinstance(event, RequestArrived))
+        for action in actions:
+            if isinstance(action, Dispatch):
+                attempts += 1
+                dispatched[action.request_id] += 1
+                if dispatched[action.request_id] > arrived[action.request_id]:
+                    faults.append(f"step {number}: {action} without arrival")
+                if action.attempt != attempts:
+                    faults.append(f"step {number}: {action} should be attempt {attempts}")
+    return faults
+
+
+def releases_once(run: Run) -> list[str]:
+    """A booking is released once: one eviction at most, one end, one completed prefill, nothing before its dispatch."""
+    faults = []
+    dispatched, evicted = set(), set()
+    applied: dict[type, Counter] = {PrefillCompleted: Counter(), RequestFinished: Counter()}
+    for number, (events, actions) in enumerate(run.steps):
+        facts, ignored = defaultdict(list), Counter()
+        finished = {name for name, count in applied[RequestFinished].items() if count}
+        for event in events:
+            if isinstance(event, (PrefillCompleted, OutputBlockAdded, RequestFinished)):
+                facts[event.request_id, event.attempt].append(type(event))
+        for action in actions:
+            name = (action.request_id, getattr(action, "attempt", 0))
+            if isinstance(action, Dispatch):
+                dispatched.add(name)
+            elif isinstance(action, Ignored):
+                ignored[name] += 1
+            elif isinstance(action, Evict):
+                if name not in dispatched or name in evicted or name in finished:
+                    faults.append(f"step {number}: {action} of a booking that is not held")
+                evicted.add(name)
+        for name, kinds in facts.items():
+            if len(set(kinds)) == 1 and kinds[0] in applied:
+                count = len(kinds) - ignored[name]
+                applied[kinds[0]][name] += count
+                if count and (name not in dispatched or applied[kinds[0]][name] > 1):
+                    faults.append(f"step {number}: {kinds[0].__name__} of {name} taken though not held")
+    return faults
+
+
+def evictions_are_justified(run: Run) -> list[str]:
+    """An Evict has a lost rank behind it, or a booking_ttl_ns without progress."""
+    faults = []
+    held: dict[int, tuple[Dispatch, int]] = {}
+    ttl_ns = run.config.booking_ttl_ns
+    for number, ((events, actions), seen) in enumerate(zip(run.steps, fleets(run), strict=True)):
+        ignored = {(a.request_id, a.attempt) for a in actions if isinstance(a, Ignored)}
+        for action in actions:
+            if isinstance(action, Evict) and action.attempt in held:
+                dispatch, progress_ns = held.pop(action.attempt)
+                rank = (dispatch.worker_id, dispatch.dp_rank)
+                if action.worker_id != dispatch.worker_id:
+                    faults.append(f"step {number}: {action} names the wrong worker")
+                if action.reason is EvictReason.WORKER_REMOVED and not lost(rank, events, seen):
+                    faults.append(f"step {number}: {action} but rank {rank} was there all the time")
+                overdue = ttl_ns is not None and progress_ns + ttl_ns <= events[-1].now_ns
+                if action.reason is EvictReason.BOOKING_EXPIRED and not overdue:
+                    faults.append(f"step {number}: {action} too early")
+            elif isinstance(action, Dispatch):
+                held[action.attempt] = (action, events[0].now_ns)
+        for event in events:
+            if isinstance(event, (PrefillCompleted, OutputBlockAdded)) and event.attempt in held:
+                dispatch, progress_ns = held[event.attempt]
+                if dispatch.request_id == event.request_id and (event.request_id, event.attempt) not in ignored:
+                    held[event.attempt] = (dispatch, max(progress_ns, event.now_ns))
+    return faults
+
+
+def lost(rank: tuple[int, int], events, seen: list[Fleet]) -> bool:
+    """Whether a rank went, or started anew, at one of these events."""
+    for event, before, after in zip(events, seen, seen[1:], strict=False):
+        if not isinstance(event, (WorkerRemoved, WorkerUpserted)) or rank not in before.ranks():
+            continue
+        if rank not in after.ranks() or after.workers[rank[0]][1] != before.workers[rank[0]][1]:
+            return True
+    return False
+
+
+def parks_once(run: Run) -> list[str]:
+    """Parks stand last, at most one for a request and batch, for arrivals of this batch, in classes that may wait."""
+    faults = []
+    classes = run.config.effective_profile().classes
+    for number, (events, actions) in enumerate(run.steps):
+        arrived = {event.request.request_id for event in events if isinstance(event, RequestArrived)}
+        parks = [action for action in actions if isinstance(action, Park)]
+        if tuple(parks) != actions[len(actions) - len(parks):]:
+            faults.append(f"step {number}: Parks do not stand last")
+        for request_id, count in Counter(park.request_id for park in parks).items():
+            if count > 1 or request_id not in arrived:
+                faults.append(f"step {number}: {count} Parks of {request_id}, arrived: {request_id in arrived}")
+        for park in parks:
+            if not 0 <= park.class_index < len(classes) or not may_wait(classes[park.class_index]):
+                faults.append(f"step {number}: {park} in a class that never waits")
+    return faults
+
+
+def may_wait(item: PolicyClass) -> bool:
+    """Whether a class can have requests that wait from batch to batch."""
+    thresholds = (item.prefill_busy_threshold, item.prefill_busy_threshold_frac)
+    return thresholds != (None, None) and all(getattr(item, name) != 0 for name in LIMITS)
+
+
+def lanes_keep_their_order(run: Run) -> list[str]:
+    """A request is not dispatched past a better one of its class and lane; equal keys go first come, first served."""
+    faults = []
+    for moment in moments(run):
+        if not isinstance(moment.action, Dispatch) or moment.subject is None:
+            continue
+        own = key_of(run, moment.action.class_index, moment.subject)
+        for request_id, (class_index, other) in moment.waiting.items():
+            if request_id == moment.action.request_id or other is None or own is None:
+                continue
+            if (class_index, other.lane) == (moment.action.class_index, moment.subject.lane):
+                key = key_of(run, class_index, other)
+                if key is not None and key < own:
+                    faults.append(f"step {moment.step}: {moment.action} before {request_id}")
+    return faults
+
+
+def key_of(run: Run, class_index: int, arrival) -> tuple | None:
+    """The key of an arrival, its order standing for its seq; None where its cost is unknown and matters."""
+    policy = run.config.effective_profile().classes[class_index].queue_policy
+    cost = arrival.cost(run.config)
+    if policy is QueuePolicy.WSPT and cost is None:
+        return None
+    request = arrival.request
+    return sort_key(policy, request.strict_priority, request.priority_jump, arrival.now_ns, request.deadline_ns,
+                    cost or 1, arrival.order)
+
+
+def limits_hold(run: Run) -> list[str]:
+    """Whoever is parked found room: without the last one, what waits was below the bound."""
+    faults = []
+    classes = run.config.effective_profile().classes
+    parked: dict[int, str] = {}
+    seen = list(fleets(run))
+    for moment in moments(run):
+        if isinstance(moment.action, Park):
+            parked[moment.action.class_index] = moment.action.request_id
+        if moment.action is not None:
+            continue
+        most = max(1, *(len(fleet.workers) for fleet in seen[moment.step]))
+        for class_index, last in parked.items():
+            others = [x for name, (index, x) in moment.waiting.items() if index == class_index and name != last]
+            item = classes[class_index]
+            count, raw = item.request_queue_limit_per_worker, item.raw_isl_token_queue_limit_per_worker
+            if count is not None and len(others) >= count * most:
+                faults.append(f"step {moment.step}: {last} is one too many in class {class_index}")
+            if raw is not None and sum(x.request.prompt_tokens for x in others if x is not None) >= raw * most:
+                faults.append(f"step {moment.step}: {last} found no room for tokens in class {class_index}")
+        parked.clear()
+    return faults
+
+
+def deadlines_hold(run: Run) -> list[str]:
+    """Nothing is dispatched at or after its deadline, and nothing waits past it."""
+    faults = []
+    for moment in moments(run):
+        now_ns = moment.events[-1].now_ns
+        if isinstance(moment.action, Dispatch) and moment.subject is not None:
+            at_ns = moment.subject.now_ns + moment.action.wait_ns
+            deadline_ns = moment.subject.request.deadline_ns
+            if at_ns not in [event.now_ns for event in moment.events]:
+                faults.append(f"step {moment.step}: {moment.action} has a wrong wait_ns")
+            if deadline_ns is not None and at_ns >= deadline_ns:
+                faults.append(f"step {moment.step}: {moment.action} at {at_ns}, deadline {deadline_ns}")
+        elif moment.action is None:
+            for request_id, (_, arrival) in moment.waiting.items():
+                deadline_ns = arrival and arrival.request.deadline_ns
+                if deadline_ns is not None and deadline_ns <= now_ns:
+                    faults.append(f"step {moment.step}: {request_id} waits past its deadline")
+    return faults
+
+
+def ranks_are_allowed(run: Run) -> list[str]:
+    """A dispatch goes to a rank that existed, that its request may use, and to its pin if it has one."""
+    faults = []
+    seen = list(fleets(run))
+    for moment in moments(run):
+        action = moment.action
+        if not isinstance(action, Dispatch):
+            continue
+        rank = (action.worker_id, action.dp_rank)
+        known = [fleet for fleet in seen[moment.step] if rank in fleet.ranks()]
+        if not known:
+            faults.append(f"step {moment.step}: {action} to a rank that does not exist")
+        elif moment.subject is not None and rank not in eligible(moment.subject.request, known[0]):
+            faults.append(f"step {moment.step}: {action} to a rank that its request may not use")
+        if moment.subject is not None:
+            request = moment.subject.request
+            wanted = request.prompt_tokens - action.cached_tokens if request.track_prefill else 0
+            if not 0 <= action.cached_tokens <= request.prompt_tokens or action.prefill_tokens != wanted:
+                faults.append(f"step {moment.step}: {action} books the wrong tokens")
+    return faults
+
+
+def busy(item: PolicyClass, rank: tuple[int, int], fleet: Fleet, prefill: Prefill) -> bool:
+    """DESIGN D7 by the record."""
+    tokens, frac = prefill.tokens(rank), item.prefill_busy_threshold_frac
+    if item.prefill_busy_threshold is not None and tokens > item.prefill_busy_threshold:
+        return True
+    return frac is not None and float(tokens) > frac * float(fleet.max_batched_tokens(rank))
+
+
+def capacity_is_used_and_not_exceeded(run: Run) -> list[str]:
+    """Who is dispatched has an eligible rank that is not busy; nobody waits while no rank is busy for his class."""
+    if not settles_once(run):
+        return []
+    faults = []
+    prefill, classes, step = Prefill(), run.config.effective_profile().classes, -1
+    seen = [fleets_of_step[-1] for fleets_of_step in fleets(run)]
+    for moment in moments(run):
+        fleet = seen[moment.step]
+        if moment.step != step:
+            step = moment.step
+            prefill.facts(*run.steps[step])
+        if isinstance(moment.action, Dispatch):
+            item = classes[moment.action.class_index]
+            if moment.subject is not None:
+                ranks = eligible(moment.subject.request, fleet)
+                if all(busy(item, rank, fleet, prefill) for rank in ranks):
+                    faults.append(f"step {step}: {moment.action} though every rank it may use is busy")
+            prefill.dispatched(moment.action)
+        elif moment.action is None:
+            for request_id, (class_index, _) in moment.waiting.items():
+                if not any(busy(classes[class_index], rank, fleet, prefill) for rank in fleet.ranks()):
+                    faults.append(f"step {step}: {request_id} waits though no rank is busy")
+    return faults
+
+
+def refusals_are_justified(run: Run) -> list[str]:
+    """A Reject tells the truth about its request, the fleet and the limit."""
+    faults = []
+    seen = list(fleets(run))
+    for moment in moments(run):
+        action = moment.action
+        if moment.subject is None or action is None or not is_end(action):
+            continue
+        if not is_true(run, action, moment.subject.request, moment.events[-1].now_ns, seen[moment.step]):
+            faults.append(f"step {moment.step}: {action} is not justified")
+    return faults
+
+
+def is_true(run: Run, action: Reject, request, now_ns: int, seen: list[Fleet]) -> bool:
+    """Whether the reason of a Reject held at some point of its step."""
+    pin, allowed = request.pinned, request.allowed_workers
+    none_eligible = any(not eligible(request, fleet) for fleet in seen)
+    if action.reason in LIMIT_OF:
+        limit = getattr(run.config.effective_profile().classes[action.class_index], LIMIT_OF[action.reason])
+        bounds = [limit * max(1, len(fleet.workers)) for fleet in seen] if limit is not None else []
+        honest = action.limit in bounds and action.current >= action.limit
+        return honest and (action.limit == 0 or not request.do_not_queue)
+    if (action.current, action.limit, action.retry_after_ns) != (0, 0, None):
+        return False
+    return {
+        R.DEADLINE_EXPIRED: request.deadline_ns is not None and request.deadline_ns <= now_ns,
+        R.PINNED_WORKER_NOT_ALLOWED: pin is not None and allowed is not None and pin.worker_id not in allowed,
+        R.NO_WORKERS: any(not fleet.workers for fleet in seen),
+        R.PINNED_WORKER_UNAVAILABLE: pin is not None and none_eligible,
+        R.NO_ELIGIBLE_WORKER: pin is None and none_eligible,
+        R.WOULD_QUEUE: request.do_not_queue,
+    }[action.reason]
+
+
+#: Every checker, by its name.
+CHECKERS = {
+    checker.__name__: checker
+    for checker in (
+        one_life_each, dispatches_follow_arrivals, releases_once, evictions_are_justified, parks_once,
+        lanes_keep_their_order, limits_hold, deadlines_hold, ranks_are_allowed, capacity_is_used_and_not_exceeded,
+        refusals_are_justified, shares_are_bounded,
+    )
+}
+
+
+def faults_of(run: Run) -> list[str]:
+    """What all checkers have to say."""
+    return [f"{name}: {fault}" for name, checker in CHECKERS.items() for fault in checker(run)]

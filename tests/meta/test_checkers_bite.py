@@ -1,0 +1,194 @@
+"""Every checker accepts a true history and rejects the same history with one thing wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import pytest
+from checkers import CHECKERS, faults_of
+from oracle import Oracle
+from recording import Run, record
+
+from kvcore.actions import AnyAction, Dispatch, Evict, EvictReason, Ignored, Park, Reject, RejectReason
+from kvcore.config import IndexMode, SchedulerConfig
+from kvcore.events import (
+    OutputBlockAdded,
+    PrefillCompleted,
+    RequestArrived,
+    RequestCancelled,
+    RequestFinished,
+    TimerFired,
+    WorkerRemoved,
+    WorkerUpserted,
+)
+from kvcore.policy import Arbitration, CacheBucket, PolicyClass, PolicyProfile, QueuePolicy
+from kvcore.request import Rank, Request, WorkerConfig
+
+R = RejectReason
+Actions = list[AnyAction]
+
+
+def profile(quanta: tuple[int, ...] = (10,), arbitration: Arbitration = Arbitration.EXACT, **keys) -> PolicyProfile:
+    """Classes f0, f1, ... with threshold 0."""
+    keys = {"prefill_busy_threshold": 0, "cache_bucket": "b", **keys}
+    classes = tuple(PolicyClass(f"c{i}", quantum, policy_family=f"f{i}", **keys) for i, quantum in enumerate(quanta))
+    return PolicyProfile(classes, (CacheBucket("b", 0),), "f0", arbitration)
+
+
+def config(ttl: int | None = None, **keys) -> SchedulerConfig:
+    return SchedulerConfig(4, profile(**keys), booking_ttl_ns=ttl, index=IndexMode.OFF)
+
+
+def arrive(now_ns: int, name: str, prompt: int = 8, **fields) -> RequestArrived:
+    return RequestArrived(now_ns, Request(name, prompt, **fields))
+
+
+def dispatch(name: str, attempt: int, prompt: int = 8, wait_ns: int = 0, worker: int = 1) -> Dispatch:
+    return Dispatch(name, attempt, worker, 0, 0, 0, 0, prompt, -(-prompt // 4), wait_ns)
+
+
+UP = (WorkerUpserted(0, WorkerConfig(1)),)
+TWO_UP = (*UP, WorkerUpserted(0, WorkerConfig(2)))
+#: a runs, b and c wait; b runs when a's prompt is done.
+QUEUE = (UP, (arrive(0, "a"),), (arrive(1, "b"),), (arrive(2, "c"),), (PrefillCompleted(3, "a", 1),))
+
+
+@dataclass(frozen=True)
+class Case:
+    """A true history and the damage: actions of step `at` are replaced by what `change` makes of them."""
+
+    checker: str
+    story: str
+    config: SchedulerConfig
+    batches: tuple
+    at: int
+    change: Callable[[Actions], Actions]
+
+
+def without(kind: type) -> Callable[[Actions], Actions]:
+    return lambda actions: [action for action in actions if not isinstance(action, kind)]
+
+
+def plus(*more: AnyAction) -> Callable[[Actions], Actions]:
+    return lambda actions: [*actions, *more]
+
+
+def instead(*others: AnyAction) -> Callable[[Actions], Actions]:
+    return lambda actions: list(others)
+
+
+def first(**changes) -> Callable[[Actions], Actions]:
+    return lambda actions: [replace(actions[0], **changes), *actions[1:]]
+
+
+REMOVAL = (*QUEUE[:2], (WorkerRemoved(5, 1),))
+FINISHED = (*QUEUE[:2], (RequestFinished(5, "a", 1),), (RequestFinished(6, "a", 1),), (WorkerRemoved(7, 1),))
+REPEATED = (*QUEUE[:2], (PrefillCompleted(5, "a", 1),), (PrefillCompleted(6, "a", 1),))
+EVICT = Evict("a", 1, 1, EvictReason.WORKER_REMOVED)
+EXPIRED = replace(EVICT, reason=EvictReason.BOOKING_EXPIRED)
+TTL = (*QUEUE[:2], (OutputBlockAdded(5, "a", 1),), (TimerFired(12),), (TimerFired(15),))
+OVERDUE = (*QUEUE[:2], (arrive(1, "b", deadline_ns=5),), (TimerFired(4),), (TimerFired(5),))
+JUMP = (*QUEUE[:3], (arrive(2, "c", strict_priority=1),), (PrefillCompleted(3, "a", 1),))
+LIMITED = (*QUEUE[:4],)
+DEAR = (*QUEUE[:2], (arrive(1, "b", 9),), (arrive(1, "c", 7),), (PrefillCompleted(3, "a", 1),))
+PINNED = (TWO_UP, (arrive(0, "a", pinned=Rank(1)),), (arrive(1, "b", allowed_workers=frozenset({2})),))
+FULL = Reject("c", R.QUEUE_FULL_REQUESTS, 0, 1, 1)
+
+CASES = [
+    Case("one_life_each", "stored and not told to wait", config(), QUEUE, 2, without(Park)),
+    Case("one_life_each", "dispatched twice", config(), QUEUE, 4, plus(dispatch("a", 3))),
+    Case("one_life_each", "rejected while it runs", config(), QUEUE, 4, plus(Reject("a", R.WOULD_QUEUE, 0))),
+    Case("one_life_each", "parked again", config(), QUEUE, 3, plus(Park("b", 0))),
+    Case("one_life_each", "evicted after its end", config(), FINISHED, 4, plus(EVICT)),
+    Case("one_life_each", "ended twice", config(), FINISHED, 3, instead()),
+    Case("one_life_each", "two prefills taken", config(), REPEATED, 3, instead()),
+    Case("one_life_each", "a current fact ignored", config(), REPEATED, 2, plus(Ignored("a", 1))),
+    Case("one_life_each", "a live id taken twice", config(), (*QUEUE[:3], (arrive(2, "b"),)), 3, instead(Park("b", 0))),
+    Case("one_life_each", "an unknown id cancelled", config(), (UP, (RequestCancelled(1, "x"),)), 1, instead()),
+    Case("dispatches_follow_arrivals", "out of nothing", config(), QUEUE, 4, plus(dispatch("x", 3))),
+    Case("dispatches_follow_arrivals", "an attempt left out", config(), QUEUE, 4, first(attempt=3)),
+    Case("dispatches_follow_arrivals", "an attempt used again", config(), QUEUE, 4, first(attempt=1)),
+    Case("releases_once", "evicted twice", config(), REMOVAL, 2, plus(EVICT)),
+    Case("releases_once", "evicted after its end", config(), FINISHED, 4, plus(EVICT)),
+    Case("releases_once", "two prefills taken", config(), REPEATED, 3, instead()),
+    Case("releases_once", "two ends taken", config(), FINISHED, 3, instead()),
+    Case("evictions_are_justified", "the worker is there", config(), QUEUE, 4, plus(EVICT)),
+    Case("evictions_are_justified", "another worker named", config(), REMOVAL, 2, first(worker_id=2)),
+    Case("evictions_are_justified", "before its time", config(10), TTL, 3, plus(EXPIRED)),
+    Case("evictions_are_justified", "without a time to live", config(), QUEUE, 4, plus(EXPIRED)),
+    Case("parks_once", "twice in a batch", config(), QUEUE, 2, plus(Park("b", 0))),
+    Case("parks_once", "not in its batch of arrival", config(), QUEUE, 3, plus(Park("b", 0))),
+    Case("parks_once", "before a dispatch", config(), QUEUE, 2, plus(dispatch("b", 2))),
+    Case("parks_once", "in a class of limit 0", config(request_queue_limit_per_worker=0), QUEUE, 2,
+         instead(Park("b", 0))),
+    Case("lanes_keep_their_order", "last come, first served", config(), QUEUE, 4,
+         instead(dispatch("c", 2, wait_ns=1))),
+    Case("lanes_keep_their_order", "strict priority passed over", config(), JUMP, 4,
+         instead(dispatch("b", 2, wait_ns=2))),
+    Case("lanes_keep_their_order", "the dear one first", config(queue_policy=QueuePolicy.WSPT), DEAR, 4,
+         instead(dispatch("b", 2, 9, 2))),
+    Case("limits_hold", "one too many", config(request_queue_limit_per_worker=1), LIMITED, 3, instead(Park("c", 0))),
+    Case("limits_hold", "tokens beyond the bound", config(raw_isl_token_queue_limit_per_worker=8), LIMITED, 3,
+         instead(Park("c", 0))),
+    Case("deadlines_hold", "dispatched at its deadline", config(), OVERDUE, 4, instead(dispatch("b", 2, wait_ns=4))),
+    Case("deadlines_hold", "waits on", config(), OVERDUE, 4, instead()),
+    Case("deadlines_hold", "a wrong wait", config(), QUEUE, 4, first(wait_ns=1)),
+    Case("ranks_are_allowed", "no such rank", config(), QUEUE, 4, first(dp_rank=1)),
+    Case("ranks_are_allowed", "not the pin", config(), PINNED, 1, first(worker_id=2)),
+    Case("ranks_are_allowed", "not on the list", config(), PINNED, 2, first(worker_id=1)),
+    Case("ranks_are_allowed", "books too little", config(), QUEUE, 4, first(prefill_tokens=7)),
+    Case("ranks_are_allowed", "cached beyond the prompt", config(), QUEUE, 4,
+         first(cached_tokens=9, prefill_tokens=-1)),
+    Case("capacity_is_used_and_not_exceeded", "onto a busy rank", config(), QUEUE, 2, instead(dispatch("b", 2))),
+    Case("capacity_is_used_and_not_exceeded", "a free rank unused", config(), QUEUE, 4, instead()),
+    Case("refusals_are_justified", "it may wait", config(), QUEUE, 3, instead(Reject("c", R.WOULD_QUEUE, 0))),
+    Case("refusals_are_justified", "no deadline", config(), QUEUE, 3, instead(Reject("c", R.DEADLINE_EXPIRED, 0))),
+    Case("refusals_are_justified", "a worker is there", config(), QUEUE, 3, instead(Reject("c", R.NO_WORKERS))),
+    Case("refusals_are_justified", "the rank is there", config(), PINNED, 1,
+         instead(Reject("a", R.PINNED_WORKER_UNAVAILABLE))),
+    Case("refusals_are_justified", "a rank is allowed", config(), PINNED, 2,
+         instead(Reject("b", R.NO_ELIGIBLE_WORKER))),
+    Case("refusals_are_justified", "no list forbids it", config(), PINNED, 1,
+         instead(Reject("a", R.PINNED_WORKER_NOT_ALLOWED))),
+    Case("refusals_are_justified", "no such limit", config(), QUEUE, 3, instead(FULL)),
+    Case("refusals_are_justified", "another limit", config(request_queue_limit_per_worker=1), LIMITED, 3,
+         first(limit=2)),
+    Case("refusals_are_justified", "below the limit", config(request_queue_limit_per_worker=1), LIMITED, 3,
+         first(current=0)),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.checker}: {case.story}")
+def test_checker_bites(case):
+    run = record(Oracle(case.config), case.batches)
+    assert faults_of(run) == []
+    events, actions = run.steps[case.at]
+    damaged = tuple(case.change(list(actions)))
+    assert damaged != actions
+    run.steps[case.at] = (events, damaged)
+    assert CHECKERS[case.checker](run)
+
+
+def shares_run(arbitration: Arbitration) -> Run:
+    """Two classes of equal quanta, costs 2 and 3 quanta, one prompt at a time."""
+    made = config(quanta=(10, 10), arbitration=arbitration)
+    arrivals = [arrive(0, f"r{i}", 20 + 10 * (i % 2), policy_class=f"f{i % 2}") for i in range(60)]
+    scheduler = Oracle(made)
+    run = record(scheduler, (UP, tuple(arrivals)))
+    while scheduler.stats().waiting_requests:
+        running = next(x for x in scheduler.live.values() if x.booking is not None and not x.booking.prefill_done)
+        events = (PrefillCompleted(1, running.request.request_id, running.attempt),)
+        run.add(events, scheduler.step_many(events))
+    return run
+
+
+def test_shares_checker_bites():
+    assert faults_of(shares_run(Arbitration.EXACT)) == []
+    run = shares_run(Arbitration.REFERENCE)
+    run.config = shares_run(Arbitration.EXACT).config
+    assert CHECKERS["shares_are_bounded"](run)
+
+
+def test_every_checker_has_a_case():
+    assert {case.checker for case in CASES} | {"shares_are_bounded"} == set(CHECKERS)

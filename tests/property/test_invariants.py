@@ -1,0 +1,75 @@
+"""Random runs of the core: every checker holds, nothing is lost, time moves on, everything is given back."""
+
+from __future__ import annotations
+
+from checkers import faults_of
+from hypothesis import given
+from lockstep import load_rows
+from oracle import Oracle
+from recording import Run, as_code, record
+from strategies import duels, flavours, plans
+from strategies_letters import resolved
+
+from kvcore.events import RequestCancelled, TimerFired
+from kvcore.scheduler import Scheduler
+
+SOUND = flavours(broken=False)
+
+
+def batches_of(run: Run):
+    return [events for events, _ in run.steps]
+
+
+@given(plans(SOUND))
+def test_checkers_hold(plan):
+    batches = batches_of(resolved(plan, Oracle(plan.config)))
+    assert faults_of(record(Scheduler(plan.config), batches)) == [], as_code(plan.config, batches)
+
+
+@given(plans(duels(), most_batches=120))
+def test_checkers_hold_where_classes_compete(plan):
+    batches = batches_of(resolved(plan, Oracle(plan.config)))
+    assert faults_of(record(Scheduler(plan.config), batches)) == [], as_code(plan.config, batches)
+
+
+@given(plans(SOUND))
+def test_no_request_is_lost_and_every_load_is_given_back(plan):
+    scheduler = Scheduler(plan.config)
+    run = resolved(plan, Oracle(plan.config))
+    seen = set()
+    for events, _ in run.steps:
+        scheduler.step_many(events)
+        seen |= {getattr(event, "request", event).request_id for event in events if hasattr(event, "request")}
+        stats = scheduler.stats()
+        assert stats.arrived == sum(stats.rejected.values()) + stats.completed + stats.aborted + stats.live_requests
+        assert stats.waiting_requests == sum(item.waiting_requests for item in stats.classes)
+        assert scheduler.audit() == []
+    now_ns = run.steps[-1][0][-1].now_ns if run.steps else 0
+    scheduler.step_many([RequestCancelled(now_ns, name) for name in sorted(seen)])
+    assert scheduler.stats().live_requests == 0
+    assert {load for _, _, *row in load_rows(scheduler) for load in row} <= {0}
+    assert scheduler.next_deadline_ns is None
+    for item in scheduler.stats().classes:
+        assert (item.deficit_tokens, item.waiting_raw_tokens, item.waiting_cost_tokens) == (0, 0, 0)
+
+
+@given(plans(SOUND))
+def test_a_timer_at_the_deadline_moves_it_on(plan):
+    scheduler = Scheduler(plan.config)
+    for events, _ in resolved(plan, Oracle(plan.config)).steps:
+        scheduler.step_many(events)
+    for _ in range(100):
+        due_ns = scheduler.next_deadline_ns
+        if due_ns is None or due_ns >= 2**62:
+            return
+        scheduler.step(TimerFired(due_ns))
+        assert scheduler.next_deadline_ns is None or scheduler.next_deadline_ns > due_ns
+
+
+@given(plans(SOUND))
+def test_same_events_same_actions_and_digest(plan):
+    batches = batches_of(resolved(plan, Oracle(plan.config)))
+    one, other = Scheduler(plan.config), Scheduler(plan.config)
+    for events in batches:
+        assert one.step_many(events) == other.step_many(tuple(events))
+        assert one.digest() == other.digest()
