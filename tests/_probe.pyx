@@ -1,4 +1,4 @@
-"""Doors for tests to compiled internals: slots, heap, prefix index, requests, workers, keys, selector. Never shipped.
+"""Doors for tests to compiled internals: containers, requests, taints, workers, keys, selector. Never shipped.
 
 A door converts and does nothing else: NO_SLOT becomes None, C rows become tuples, sequences become C arrays.
 """
@@ -11,6 +11,7 @@ from kvcore._prefix cimport PrefixIndex
 from kvcore._requests cimport STATE_EVICTED, RequestTable, request_t
 from kvcore._selector cimport cheapest, draw, next_random, query_t
 from kvcore._slots cimport SlotTable
+from kvcore._taints cimport TaintTable
 from kvcore._types cimport NEVER_NS, NO_SLOT, i128, int32_t, int64_t, ns_t, slot_t, uint32_t, uint64_t
 from kvcore._workers cimport WorkerTable, worker_t
 from kvcore.request cimport (
@@ -253,6 +254,33 @@ cdef class Requests:
         }
 
 
+cdef class Taints:
+    """TaintTable."""
+
+    cdef TaintTable table
+
+    def __cinit__(self):
+        self.table = TaintTable()
+
+    def acquire(self, frozenset taints):
+        return self.table.acquire(taints)
+
+    def release(self, slot_t number):
+        self.table.release(number)
+
+    def size(self):
+        return self.table.size()
+
+    def taints_of(self, slot_t number):
+        return self.table.taints_of(number)
+
+    def satisfying(self, frozenset required):
+        """Numbers of the sets that hold every required taint."""
+        cdef const unsigned char* fits = self.table.satisfying(required)
+        cdef slot_t number
+        return [number for number in range(self.table.size()) if fits[number]]
+
+
 cdef class Workers:
     """WorkerTable."""
 
@@ -275,7 +303,20 @@ cdef class Workers:
         return or_none(self.table.find_rank(worker_id, dp_rank))
 
     def add_worker(self, WorkerConfig config, int64_t incarnation):
-        return self.table.add_worker(config, incarnation)
+        """With its taints."""
+        cdef slot_t worker = self.table.add_worker(config, incarnation)
+        self.table.set_taints(worker, config.taints)
+        return worker
+
+    def set_taints(self, slot_t worker, frozenset taints):
+        self.table.set_taints(worker, taints)
+
+    def taints_of(self, slot_t worker):
+        return self.table.taints.taints_of(self.table.workers[worker].taints)
+
+    def taint_sets(self):
+        """Numbers of taint sets ever made."""
+        return self.table.taints.size()
 
     def remove_worker(self, slot_t worker):
         self.table.remove_worker(worker)
@@ -315,10 +356,10 @@ cdef class Workers:
         cdef uint32_t i
         return row.worker_id, row.incarnation, row.dp_start, [row.ranks[i] for i in range(row.dp_size)]
 
-    def allowed(self, frozenset allowed):
-        """Names of the ranks of an allow-list, in the order given."""
+    def ranks_of(self, frozenset allowed, frozenset required=frozenset()):
+        """Names of the ranks of an allow-list (None: all) that carry the required taints, in the order given."""
         cdef slot_t* out = <slot_t*>malloc(max(1, self.table.ranks_size) * sizeof(slot_t))
-        cdef slot_t count = self.table.ranks_of_allowed(allowed, out)
+        cdef slot_t count = self.table.ranks_of(allowed, required, out)
         cdef slot_t i
         names = [self.name(out[i]) for i in range(count)]
         free(out)

@@ -233,8 +233,8 @@ cdef class Books:
     def remove_rank(self, slot_t rank):
         self.ledger.remove_rank(rank)
 
-    def set_cap(self, slot_t rank, int64_t max_batched_tokens):
-        self.ledger.set_cap(rank, max_batched_tokens)
+    def configure(self, slot_t rank, int64_t max_batched_tokens, slot_t taints=0):
+        self.ledger.configure_rank(rank, max_batched_tokens, taints)
 
     def calm(self, slot_t rank, slot_t pair):
         """The largest prefill load that is not busy."""
@@ -244,8 +244,14 @@ cdef class Books:
         return bool(self.ledger.busy(rank, pair))
 
     def free(self):
+        """Free ranks per pair."""
         cdef slot_t pair
         return [self.ledger.free[pair] for pair in range(self.ledger.pairs)]
+
+    def free_of(self, slot_t taints):
+        """Free ranks per pair, of those that carry this taint set."""
+        cdef slot_t pair
+        return [self.ledger.free_of[taints * self.ledger.pairs + pair] for pair in range(self.ledger.pairs)]
 
     def book(self, slot_t slot, slot_t rank, int64_t prefill, path):
         cdef array.array hashes = array.array("Q", path)

@@ -22,7 +22,7 @@ def made(*thresholds, ranks: int = 1, cap: int = 1):
     books = Books(list(thresholds))
     for rank in range(ranks):
         books.add_rank(rank, 100 + rank)
-        books.set_cap(rank, cap)
+        books.configure(rank, cap)
     return books
 
 
@@ -201,10 +201,10 @@ def test_free_ranks_follow_caps_and_ranks():
     for slot, (rank, prefill) in enumerate([(0, 9), (1, 10), (2, 11)]):
         books.book(slot, rank, prefill, ())
     assert books.free() == [2, 0]
-    books.set_cap(2, 11)
+    books.configure(2, 11)
     assert books.free() == [3, 0]
-    books.set_cap(0, 8)
-    books.set_cap(1, 8)
+    books.configure(0, 8)
+    books.configure(1, 8)
     assert books.free() == [1, 0]
     books.release(0, ())
     assert books.free() == [2, 1]
@@ -214,9 +214,25 @@ def test_free_ranks_follow_caps_and_ranks():
     books.remove_rank(1)
     assert books.free() == [1, 0]
     books.add_rank(0, 5)
+    assert books.free() == [1, 0]  # not present before it is configured
+    books.configure(0, 1)
     assert books.free() == [2, 1]
-    books.set_cap(0, 1)
-    assert books.free() == [2, 1]
+
+
+def test_free_ranks_are_counted_per_taint_set_too():
+    books = made((5, None), ranks=4)
+    for rank, taints in enumerate((0, 3, 3, 1)):
+        books.configure(rank, 1, taints)
+    assert [books.free_of(taints) for taints in range(4)] == [[1], [1], [0], [2]]
+    books.book(0, 1, 6, ())
+    assert (books.free(), books.free_of(3)) == ([3], [1])
+    books.configure(1, 1, 2)
+    assert [books.free_of(taints) for taints in range(4)] == [[1], [1], [0], [1]]
+    books.complete_prefill(0)
+    assert [books.free_of(taints) for taints in range(4)] == [[1], [1], [1], [1]]
+    books.release(0, ())
+    books.remove_rank(1)
+    assert (books.free(), books.free_of(2)) == ([3], [0])
 
 
 PAIRS = ((10, None), (None, 0.5), (30, 2.0), (0, None), (None, INF))
@@ -226,7 +242,7 @@ steps = st.one_of(
     st.tuples(st.just("complete"), st.integers(0, 9)),
     st.tuples(st.just("output"), st.integers(0, 9), st.none() | st.floats(0, 1)),
     st.tuples(st.just("release"), st.integers(0, 9)),
-    st.tuples(st.just("cap"), st.integers(0, 2), st.integers(1, 60)),
+    st.tuples(st.just("cap"), st.integers(0, 2), st.integers(1, 60), st.integers(0, 3)),
 )
 
 
@@ -234,15 +250,15 @@ steps = st.one_of(
 def test_totals_are_those_of_a_recount(story):
     """Against the oracle's loads, which are summed anew whenever somebody asks."""
     books = made(*PAIRS, ranks=3, cap=20)
-    ranks, caps, booked = [RankLoad() for _ in range(3)], [20] * 3, {}
+    ranks, caps, sets, booked = [RankLoad() for _ in range(3)], [20] * 3, [0] * 3, {}
     for kind, slot, *fields in story:
         if kind == "book" and slot not in booked:
             rank, prefill, path = fields
             books.book(slot, rank, prefill, path)
             booked[slot] = (rank, ranks[rank].book(prefill, path))
         elif kind == "cap":
-            books.set_cap(slot, *fields)
-            caps[slot] = fields[0]
+            books.configure(slot, *fields)
+            caps[slot], sets[slot] = fields
         elif kind != "book" and slot in booked:
             rank, booking = booked[slot]
             falls = not booking.prefill_done and booking.prefill_tokens > 0
@@ -257,7 +273,7 @@ def test_totals_are_those_of_a_recount(story):
                 assert books.release(slot, booking.blocks) == falls
                 ranks[rank].release(booking)
                 del booked[slot]
-        compare(books, ranks, caps, booked)
+        compare(books, ranks, caps, sets, booked)
     for slot, (_, booking) in booked.items():
         books.release(slot, booking.blocks)
     assert [books.load(rank) for rank in range(3)] == [(0, 0, 0, 0)] * 3
@@ -265,7 +281,7 @@ def test_totals_are_those_of_a_recount(story):
     assert books.free() == [3] * len(PAIRS)
 
 
-def compare(books, ranks, caps, booked) -> None:
+def compare(books, ranks, caps, sets, booked) -> None:
     for number, rank in enumerate(ranks):
         prefill, _, blocks, requests = books.load(number)
         assert (prefill, blocks, requests) == (rank.prefill_tokens, rank.active_blocks, rank.requests)
@@ -277,3 +293,5 @@ def compare(books, ranks, caps, booked) -> None:
                 for rank, cap in zip(ranks, caps, strict=True)]
         assert [not books.busy(number, pair) for number in range(3)] == calm
         assert books.free()[pair] == sum(calm)
+        for taints in set(sets):
+            assert books.free_of(taints)[pair] == sum(c for c, of in zip(calm, sets, strict=True) if of == taints)

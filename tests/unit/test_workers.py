@@ -15,9 +15,9 @@ U64 = 2**64 - 1
 TOP_RANK = 2**32 - 1
 
 
-def add(table, worker_id: int, start: int = 0, size: int = 1, incarnation: int = 0) -> None:
+def add(table, worker_id: int, start: int = 0, size: int = 1, incarnation: int = 0, taints=frozenset()) -> None:
     """A worker with all its ranks."""
-    worker = table.add_worker(WorkerConfig(worker_id, start, size), incarnation)
+    worker = table.add_worker(WorkerConfig(worker_id, start, size, taints=taints), incarnation)
     for dp_rank in range(start, start + size):
         table.add_rank(worker, dp_rank)
     table.set_range(worker, start, size)
@@ -46,7 +46,8 @@ def remove(table, worker_id: int) -> None:
 def test_an_empty_table():
     table = Workers()
     assert (table.count(), table.order(), table.find(1), table.find_rank(1, 0)) == (0, [], None, None)
-    assert table.allowed(frozenset()) == table.allowed(frozenset({1})) == []
+    assert table.ranks_of(frozenset()) == table.ranks_of(frozenset({1})) == table.ranks_of(None) == []
+    assert table.ranks_of(None, frozenset({"gpu"})) == []
 
 
 def test_a_worker_and_its_ranks_are_found_by_name():
@@ -143,14 +144,41 @@ def test_rows_are_used_again():
     assert table.count() == 3
 
 
-@pytest.mark.parametrize("allowed", [frozenset({3}), frozenset({0, 3, 39, 77}), frozenset(range(40)), frozenset()])
-def test_an_allow_list_gives_its_ranks_in_order(allowed):
-    """Short lists look workers up, long ones go through the order."""
+KINDS = (frozenset(), frozenset({"gpu"}), frozenset({"gpu", "fast"}), frozenset({"fast", "ä"}))
+
+
+@pytest.mark.parametrize("required", [*KINDS, frozenset({"nobody"})], ids=sorted)
+@pytest.mark.parametrize(
+    "allowed", [None, frozenset({3}), frozenset({0, 3, 39, 77}), frozenset(range(40)), frozenset()],
+    ids=lambda allowed: "any" if allowed is None else f"{len(allowed)} workers")
+def test_the_ranks_that_a_request_may_use_in_order(allowed, required):
+    """Short allow-lists look workers up, long ones go through the order."""
     table = Workers()
     for worker_id in range(39, -1, -1):
-        add(table, worker_id, worker_id % 3, 2)
-    wanted = [name for name in table.order() if name[0] in allowed]
-    assert table.allowed(allowed) == wanted
+        add(table, worker_id, worker_id % 3, 2, taints=KINDS[worker_id % 4])
+    wanted = [name for name in table.order()
+              if (allowed is None or name[0] in allowed) and required <= KINDS[name[0] % 4]]
+    assert table.ranks_of(allowed, required) == wanted
+
+
+def test_taints_of_a_worker_are_replaced():
+    table = Workers()
+    add(table, 1, taints=frozenset({"a"}))
+    add(table, 2, taints=frozenset({"a"}))
+    required = frozenset({"a"})
+    assert table.ranks_of(None, required) == [(1, 0), (2, 0)]
+    table.set_taints(table.find(1), frozenset({"a"}))
+    assert table.taint_sets() == 1
+    table.set_taints(table.find(1), frozenset({"b", "a"}))
+    assert table.ranks_of(None, required) == [(1, 0), (2, 0)]
+    assert table.ranks_of(None, frozenset({"b"})) == [(1, 0)]
+    table.set_taints(table.find(1), frozenset())
+    assert table.ranks_of(None, required) == [(2, 0)]
+    assert table.taints_of(table.find(1)) == frozenset()
+    remove(table, 2)
+    assert table.ranks_of(None, required) == []
+    add(table, 2)
+    assert table.ranks_of(None, required) == []
 
 
 ids = st.sampled_from((0, 1, 2, 3, U64))
@@ -193,4 +221,4 @@ def test_sorted_names_say_the_same(steps):
         assert table.ghosts() == {name: rows[name] for name in pins if name not in names}
         assert len(set(rows.values())) == len(rows)
         for allowed in ({0}, {1, 2, 9}, {0, 1, 2, 3, U64}):
-            assert table.allowed(frozenset(allowed)) == [name for name in names if name[0] in allowed]
+            assert table.ranks_of(frozenset(allowed)) == [name for name in names if name[0] in allowed]

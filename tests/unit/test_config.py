@@ -1,0 +1,105 @@
+"""SchedulerConfig: defaults, the profile in force, and what no scheduler can run."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+
+from kvcore.config import IndexMode, SchedulerConfig
+from kvcore.errors import InvalidConfig, KvcoreError
+from kvcore.policy import AdmissionSpec, CacheBucket, Capacity, PolicyClass, PolicyProfile, QueuePolicy
+from kvcore.scheduler import Scheduler
+
+PROFILE = PolicyProfile((PolicyClass("cell", 7, policy_family="f", cache_bucket="b"), PolicyClass("vip", 9)),
+                        (CacheBucket("b", 0),), "f")
+
+
+def test_defaults():
+    config = SchedulerConfig()
+    assert dataclasses.asdict(config) == {
+        "block_size": 16, "profile": None, "default_queue_policy": QueuePolicy.FCFS,
+        "default_busy_threshold_frac": None, "booking_ttl_ns": None, "index": IndexMode.EVENTS, "seed": 0}
+    assert Scheduler().config == Scheduler(None).config == config
+
+
+def test_without_a_profile_one_class_takes_all():
+    (only,) = SchedulerConfig().effective_profile().classes
+    assert only == PolicyClass("default", 1)
+    config = SchedulerConfig(default_queue_policy=QueuePolicy.LCFS, default_busy_threshold_frac=0.5)
+    assert config.effective_profile().classes == (
+        PolicyClass("default", 1, QueuePolicy.LCFS, prefill_busy_threshold_frac=0.5),)
+
+
+def test_a_profile_is_taken_as_it_is():
+    config = SchedulerConfig(profile=PROFILE, default_queue_policy=QueuePolicy.WSPT, default_busy_threshold_frac=3.0)
+    assert config.effective_profile() is PROFILE
+    assert [row.name for row in Scheduler(config).stats().classes] == ["cell", "vip"]
+
+
+def test_a_configuration_is_immutable():
+    config = SchedulerConfig()
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        config.seed = 1
+    with pytest.raises(AttributeError):
+        Scheduler(config).config = config
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"block_size": 1}, {"block_size": 2**31 - 1}, {"seed": 2**64 - 1}, {"booking_ttl_ns": 1},
+        {"booking_ttl_ns": 2**62 - 1}, {"default_busy_threshold_frac": 0.0}, {"default_busy_threshold_frac": -0.0},
+        {"default_busy_threshold_frac": math.inf}, {"index": IndexMode.OFF}, {"profile": PROFILE},
+    ],
+)
+def test_what_a_scheduler_can_run(keys):
+    config = SchedulerConfig(**keys)
+    assert Scheduler(config).config is config
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"block_size": 0}, "block_size must be 1..2^31-1, not 0"),
+        ({"block_size": -16}, "block_size must be 1..2^31-1, not -16"),
+        ({"block_size": 2**31}, "block_size must be 1..2^31-1, not 2147483648"),
+        ({"seed": -1}, "seed must be 0..2^64-1, not -1"),
+        ({"seed": 2**64}, "seed must be 0..2^64-1, not 18446744073709551616"),
+        ({"booking_ttl_ns": 0}, "booking_ttl_ns must be 1..2^62-1 or None, not 0"),
+        ({"booking_ttl_ns": 2**62}, "booking_ttl_ns must be 1..2^62-1 or None, not 4611686018427387904"),
+        ({"default_busy_threshold_frac": -0.1}, "default_busy_threshold_frac must be >= 0, not -0.1"),
+        ({"default_busy_threshold_frac": math.nan}, "default_busy_threshold_frac must be >= 0, not nan"),
+        ({"default_busy_threshold_frac": -math.inf}, "default_busy_threshold_frac must be >= 0, not -inf"),
+    ],
+)
+def test_numbers_out_of_range(keys, message):
+    with pytest.raises(InvalidConfig) as caught:
+        SchedulerConfig(**keys)
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize(
+    ("profile", "message"),
+    [
+        (PolicyProfile((PolicyClass("a", 1), PolicyClass("b", 1, admission=AdmissionSpec("x")))),
+         "class 'b': no admission policy is available in this version"),
+        (dataclasses.replace(PROFILE, capacity=Capacity.STRICT), "capacity: strict is not available in this version"),
+    ],
+)
+def test_what_this_version_cannot_do(profile, message):
+    with pytest.raises(InvalidConfig) as caught:
+        SchedulerConfig(profile=profile)
+    assert str(caught.value) == message
+
+
+def test_a_wrong_configuration_is_a_value_error_of_ours():
+    assert issubclass(InvalidConfig, KvcoreError)
+    assert issubclass(InvalidConfig, ValueError)
+
+
+@pytest.mark.parametrize("config", [1, "fcfs", PROFILE, {}, SchedulerConfig])
+def test_anything_else_is_no_configuration(config):
+    with pytest.raises(TypeError, match="config must be a SchedulerConfig, not"):
+        Scheduler(config)
