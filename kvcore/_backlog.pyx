@@ -89,7 +89,7 @@ cdef class Backlog:
 
         Only a rank that is not busy can overturn one, and only for heads that may use it.
         """
-        cdef slot_t class_index, pair, rank
+        cdef slot_t class_index, pair, rank, blocker
         cdef int32_t i
         cdef ClassQueue queue
         for class_index in range(self.queue.count if self.queue.size else 0):
@@ -104,7 +104,8 @@ cdef class Backlog:
                 rank = self._fleet.changed[i]
                 if not self._fleet.ledger.busy(rank, pair):
                     queue.recheck_lane(rank)
-                    if queue.shared_is_blocked() and self._placement.may_use(queue.shared_head(), rank):
+                    blocker = queue.blocked_shared()
+                    if blocker != NO_SLOT and self._placement.may_use(blocker, rank):
                         queue.recheck_shared()
         self._fleet.forget_changes()
         return 0

@@ -29,7 +29,8 @@ cdef class PolicyQueue:
         if self.classes == NULL or self._heads == NULL:
             raise MemoryError("policy queue")
         self.waiting = WaitingTable()
-        self._queues = [ClassQueue(self.waiting, i) for i in range(self.count)]
+        self._queues = [
+            ClassQueue(self.waiting, i, item.max_overtake_tokens) for i, item in enumerate(profile.classes)]
         self._reference = profile.arbitration.value == "reference"
         for i, item in enumerate(profile.classes):
             self.classes[i].quantum = item.quantum
@@ -180,7 +181,7 @@ cdef class PolicyQueue:
         cdef slot_t item = self._heads[class_index]
         cdef ClassQueue queue = <ClassQueue>self._queues[class_index]
         self.classes[class_index].deficit -= self.waiting.rows[item].cost
-        queue.remove(item)
+        queue.take(item)
         self.size -= 1
         if queue.size == 0:
             self._emptied(class_index)

@@ -1,11 +1,16 @@
-# One policy class: its waiting requests in a shared heap and in exact-rank lanes, with remembered verdicts.
+# One policy class: its waiting requests in a shared lane and in exact-rank lanes, with remembered verdicts.
 cimport cython
 from kvcore._heap cimport heap_t, key_t
-from kvcore._types cimport i128, int32_t, int64_t, slot_t, tokens_t
+from kvcore._overtaking cimport Overtaking
+from kvcore._types cimport i128, int32_t, int64_t, slot_t, tokens_t, uint64_t
 
 
-# May this head run now? `judge` is the owner of the queue; called for heads only, must not change the queue.
+# May this request run now? `judge` is the owner of the queue; the test must not change the queue.
 ctypedef bint (*head_test_t)(void* judge, slot_t class_index, slot_t item) noexcept
+
+
+cdef enum:
+    SHARED = 0             # lane slot of the requests that are pinned to no rank
 
 
 cdef struct waiting_t:
@@ -15,20 +20,24 @@ cdef struct waiting_t:
     tokens_t cached        # of them, cached at arrival
     tokens_t cost          # charged on dispatch; immutable
     slot_t class_index
-    slot_t lane            # lane slot in its class, or NO_SLOT: the shared heap
+    slot_t lane            # lane slot in its class
 
 
 cdef struct lane_t:
-    heap_t heap            # never empty while the lane lives
-    slot_t rank
+    heap_t heap            # by key
+    heap_t ages            # the same requests, oldest first; kept only under an overtaking bound
+    slot_t rank            # NO_SLOT: the shared lane, or a free row
     slot_t next_free
-    bint blocked           # its head failed the test and nothing that matters to it has changed since
+    slot_t judged          # whose failed test blocks the lane
+    bint blocked           # that test has failed and nothing that matters to it has changed since
+    bint indexed           # in the index of heads: has requests and is not blocked
 
 
 @cython.final
 cdef class WaitingTable:
     cdef waiting_t* rows
-    cdef int32_t* pos      # index in the heap that the row is in
+    cdef int32_t* pos      # index in its lane's heap
+    cdef int32_t* age_pos  # index in its lane's ages
     cdef slot_t _capacity
 
     cdef int reserve(self, slot_t slots) except -1
@@ -38,18 +47,21 @@ cdef class WaitingTable:
 cdef class ClassQueue:
     cdef WaitingTable table
     cdef readonly slot_t class_index
-    cdef heap_t _shared
-    cdef bint _shared_blocked
-    cdef lane_t* _lanes
+    cdef lane_t* _lanes            # row SHARED always exists; the others live while they have requests
     cdef slot_t _lanes_size
     cdef slot_t _lanes_capacity
     cdef slot_t _lanes_free
-    cdef heap_t _heads             # lanes that are not blocked, by the key of their head
+    cdef heap_t _heads             # indexed lanes by the key of their head
     cdef int32_t* _head_pos        # by lane slot
+    cdef heap_t _elders            # indexed lanes by the age of their oldest; only under an overtaking bound
+    cdef int32_t* _elder_pos       # by lane slot
     cdef slot_t* _lane_of          # by rank slot: lane or NO_SLOT
     cdef slot_t _lane_of_size
-    cdef readonly slot_t lanes     # live lanes
-    cdef readonly slot_t blocked   # of them, blocked
+    cdef Overtaking _overtaking    # None: no bound
+    cdef int64_t _bound            # most cost of younger requests that may be popped before an older one (DESIGN D17)
+    cdef uint64_t _next_age
+    cdef readonly slot_t lanes     # exact lanes that live
+    cdef readonly slot_t blocked   # blocked lanes, the shared one included
     cdef readonly int32_t size     # waiting requests
     cdef i128 raw                  # sums over waiting requests
     cdef i128 cached
@@ -57,17 +69,20 @@ cdef class ClassQueue:
     cdef readonly int64_t tests    # verdicts asked for since the queue was made
 
     cdef int push(self, slot_t item, slot_t rank) except -1
+    cdef void take(self, slot_t item) noexcept
     cdef void remove(self, slot_t item) noexcept
     cdef slot_t candidate(self, head_test_t test, void* judge) noexcept
     cdef bint would_lead(self, slot_t item, slot_t rank) noexcept
-    cdef slot_t shared_head(self) noexcept
-    cdef bint shared_is_blocked(self) noexcept
+    cdef slot_t blocked_shared(self) noexcept
     cdef void recheck_shared(self) noexcept
     cdef void recheck_lane(self, slot_t rank) noexcept
     cdef void recheck_all(self) noexcept
     cdef int64_t heap_moves(self) noexcept
     cdef str fault(self, head_test_t test, void* judge)
 
-    cdef slot_t _open_lane(self, slot_t rank) except -1
-    cdef void _close_lane(self, slot_t lane) noexcept
-    cdef void _index_lane(self, slot_t lane) noexcept
+    cdef slot_t _lane_for(self, slot_t rank) except -1
+    cdef slot_t _new_lane(self, slot_t rank) except -1
+    cdef void _close(self, slot_t lane) noexcept
+    cdef void _block(self, slot_t lane, slot_t judged) noexcept
+    cdef void _index(self, slot_t lane) noexcept
+    cdef void _unindex(self, slot_t lane) noexcept

@@ -1,18 +1,21 @@
 """ClassQueue: the waiting requests of one policy class (DESIGN D4), and WaitingTable, their rows.
 
-Owns the order inside a class: one shared heap, one heap per exact rank that somebody is pinned to (a lane), an
-index of the heads of unblocked lanes, remembered negative verdicts, and the class's counters. Head-of-line blocking
-is local to a lane: a lane whose head may not run hides neither another lane nor the shared heap.
+Owns the order inside a class: the shared lane, one lane per exact rank that somebody is pinned to, an index of the
+heads of lanes that are not blocked, remembered negative verdicts, the overtaking bound, and the class's counters.
+Head-of-line blocking is local to a lane: a lane whose head may not run hides no other.
 
-Never here: why a head may run (the judge is passed in), classes against each other (_drr), time, loads.
+Never here: why a request may run (the judge is passed in), classes against each other (_drr), time, loads.
 
-Invariants, most important first: a waiting request is in exactly one heap, the one that its row names; counters are
-sums over rows; a lane lives iff it has a request; the index holds exactly the unblocked lanes, each under its
-head's key; a blocked heap's head has failed the test since it became head and since the last recheck that named it.
+Invariants, most important first: a waiting request is in exactly one lane, the one that its row names; counters are
+sums over rows; an exact lane lives iff it has a request; the index holds exactly the lanes that have requests and
+are not blocked, each under its present head; a blocked lane's judged request is in it, has failed its test, and
+neither it nor the head has changed since, nor has a recheck named the lane.
 
 A verdict is forgotten when the head changes or when the owner announces a change that matters (recheck_*);
-otherwise a head is tested once per change, never once per pop. Cost: push, remove, pop O(log n); candidate O(tests
-* log lanes).
+otherwise a head is tested once per change, never once per pop. Under max_overtake_tokens (DESIGN D17) the oldest
+request of the unblocked lanes stands in for the best one as soon as the bound would be passed.
+
+Cost: push, take, remove O(log n); candidate O(tests * log lanes).
 """
 from libc.stdlib cimport free
 from kvcore._heap cimport heap_free, heap_holds, heap_init, heap_push, heap_remove, heap_reserve, key_less
@@ -23,6 +26,7 @@ cdef class WaitingTable:
     def __dealloc__(self):
         free(self.rows)
         free(self.pos)
+        free(self.age_pos)
 
     cdef int reserve(self, slot_t slots) except -1:
         """Make room for rows 0 .. slots - 1."""
@@ -31,120 +35,131 @@ cdef class WaitingTable:
             return 0
         resize(<void**>&self.rows, capacity * sizeof(waiting_t))
         resize(<void**>&self.pos, capacity * sizeof(int32_t))
+        resize(<void**>&self.age_pos, capacity * sizeof(int32_t))
         self._capacity = capacity
         return 0
 
 
 cdef class ClassQueue:
-    def __cinit__(self, WaitingTable table not None, slot_t class_index):
+    def __cinit__(self, WaitingTable table not None, slot_t class_index, object max_overtake_tokens=None):
         self.table = table
         self.class_index = class_index
-        heap_init(&self._shared)
         heap_init(&self._heads)
+        heap_init(&self._elders)
         self._lanes_free = NO_SLOT
+        if max_overtake_tokens is not None:
+            self._overtaking = Overtaking()
+            self._bound = max_overtake_tokens
+        self._new_lane(NO_SLOT)
 
     def __dealloc__(self):
         cdef slot_t lane
         for lane in range(self._lanes_size):
             heap_free(&self._lanes[lane].heap)
-        heap_free(&self._shared)
+            heap_free(&self._lanes[lane].ages)
         heap_free(&self._heads)
+        heap_free(&self._elders)
         free(self._lanes)
         free(self._head_pos)
+        free(self._elder_pos)
         free(self._lane_of)
 
     cdef int push(self, slot_t item, slot_t rank) except -1:
-        """Store a request whose row is filled, in the lane of `rank` or, for NO_SLOT, in the shared heap.
+        """Store a request whose row is filled, in the lane of `rank` or, for NO_SLOT, in the shared lane.
 
         A new head forgets the verdict on the old one. Raises MemoryError before any change that can be seen.
         """
         cdef waiting_t* row = &self.table.rows[item]
-        cdef slot_t lane = NO_SLOT
-        cdef lane_t* lane_row
-        if rank == NO_SLOT:
-            heap_push(&self._shared, &row.key, item, self.table.pos)
-            if self.table.pos[item] == 0:
-                self._shared_blocked = False
-        else:
-            lane = self._lane_of[rank] if rank < self._lane_of_size else NO_SLOT
-            if lane == NO_SLOT:
-                lane = self._open_lane(rank)
-            lane_row = &self._lanes[lane]
-            heap_push(&lane_row.heap, &row.key, item, self.table.pos)
-            if self.table.pos[item] == 0:
-                self._index_lane(lane)
+        cdef slot_t lane = SHARED if rank == NO_SLOT else self._lane_for(rank)
+        cdef lane_t* lane_row = &self._lanes[lane]
+        cdef key_t age
+        heap_reserve(&lane_row.heap, lane_row.heap.size + 1)
+        if self._overtaking is not None:
+            heap_reserve(&lane_row.ages, lane_row.ages.size + 1)
+            self._overtaking.enter(item)
+            _fill_age(&age, self._next_age)
+            self._next_age += 1
+            heap_push(&lane_row.ages, &age, item, self.table.age_pos)
+        heap_push(&lane_row.heap, &row.key, item, self.table.pos)
         row.lane = lane
         row.class_index = self.class_index
         self.size += 1
         self.raw += row.raw
         self.cached += row.cached
         self.cost += row.cost
+        if self.table.pos[item] == 0:
+            self._index(lane)
         return 0
 
+    cdef void take(self, slot_t item) noexcept:
+        """Take out the candidate, to be served: whoever is older has been overtaken."""
+        if self._overtaking is not None:
+            self._overtaking.popped(item, self.table.rows[item].cost)
+        self.remove(item)
+
     cdef void remove(self, slot_t item) noexcept:
-        """Take a stored request out: served, cancelled or expired, all the same to the queue."""
+        """Take a stored request out."""
         cdef waiting_t* row = &self.table.rows[item]
-        cdef bint was_head = self.table.pos[item] == 0
-        cdef lane_t* lane
-        if row.lane == NO_SLOT:
-            heap_remove(&self._shared, item, self.table.pos)
-            if was_head:
-                self._shared_blocked = False
-        else:
-            lane = &self._lanes[row.lane]
-            heap_remove(&lane.heap, item, self.table.pos)
-            if lane.heap.size == 0:
-                self._close_lane(row.lane)
-            elif was_head:
-                self._index_lane(row.lane)
+        cdef lane_t* lane = &self._lanes[row.lane]
+        cdef bint matters = self.table.pos[item] == 0 or (lane.blocked and lane.judged == item)
+        heap_remove(&lane.heap, item, self.table.pos)
+        if self._overtaking is not None:
+            matters = matters or (lane.indexed and self.table.age_pos[item] == 0)
+            heap_remove(&lane.ages, item, self.table.age_pos)
+            self._overtaking.leave(item)
         self.size -= 1
         self.raw -= row.raw
         self.cached -= row.cached
         self.cost -= row.cost
+        if lane.heap.size == 0:
+            self._close(row.lane)
+        elif matters:
+            self._index(row.lane)
 
     cdef slot_t candidate(self, head_test_t test, void* judge) noexcept:
-        """The best head that may run now, or NO_SLOT. Heads that fail on the way are remembered as blocked."""
-        cdef slot_t item, lane, head
-        while True:
-            item = NO_SLOT
-            lane = NO_SLOT
-            if self._shared.size and not self._shared_blocked:
-                item = self._shared.nodes[0].item
-            if self._heads.size:
-                head = self._lanes[self._heads.nodes[0].item].heap.nodes[0].item
-                if item == NO_SLOT or key_less(&self._heads.nodes[0].key, &self._shared.nodes[0].key):
-                    item = head
-                    lane = self._heads.nodes[0].item
-            if item == NO_SLOT:
-                return NO_SLOT
-            self.tests += 1
-            if test(judge, self.class_index, item):
+        """The request to serve next, or NO_SLOT. Lanes that fail on the way are remembered as blocked."""
+        cdef slot_t item, lane, elder
+        cdef slot_t passed = NO_SLOT
+        while self._heads.size:
+            lane = self._heads.nodes[0].item
+            item = self._lanes[lane].heap.nodes[0].item
+            if item != passed:
+                self.tests += 1
+                if not test(judge, self.class_index, item):
+                    self._block(lane, item)
+                    continue
+                passed = item
+            if self._overtaking is None:
                 return item
-            if lane == NO_SLOT:
-                self._shared_blocked = True
-            else:
-                heap_remove(&self._heads, lane, self._head_pos)
-                self._lanes[lane].blocked = True
-                self.blocked += 1
+            lane = self._elders.nodes[0].item
+            elder = self._lanes[lane].ages.nodes[0].item
+            if elder == item or self._overtaking.overtaken(elder) + self.table.rows[item].cost <= self._bound:
+                return item
+            self.tests += 1
+            if test(judge, self.class_index, elder):
+                return elder
+            self._block(lane, elder)
+        return NO_SLOT
 
     cdef bint would_lead(self, slot_t item, slot_t rank) noexcept:
-        """Whether a request whose row is filled would be the head of the heap that it would be stored in."""
-        cdef heap_t* heap = &self._shared
+        """Whether a request whose row is filled would be the head of the lane that it would be stored in."""
+        cdef slot_t lane = SHARED
+        cdef heap_t* heap
         if rank != NO_SLOT:
-            if rank >= self._lane_of_size or self._lane_of[rank] == NO_SLOT:
+            lane = self._lane_of[rank] if rank < self._lane_of_size else NO_SLOT
+            if lane == NO_SLOT:
                 return True
-            heap = &self._lanes[self._lane_of[rank]].heap
+        heap = &self._lanes[lane].heap
         return heap.size == 0 or key_less(&self.table.rows[item].key, &heap.nodes[0].key)
 
-    cdef slot_t shared_head(self) noexcept:
-        return self._shared.nodes[0].item if self._shared.size else NO_SLOT
-
-    cdef bint shared_is_blocked(self) noexcept:
-        return self._shared_blocked
+    cdef slot_t blocked_shared(self) noexcept:
+        """The request whose failed test blocks the shared lane, or NO_SLOT."""
+        return self._lanes[SHARED].judged if self._lanes[SHARED].blocked else NO_SLOT
 
     cdef void recheck_shared(self) noexcept:
-        """Something that matters to the shared head has changed."""
-        self._shared_blocked = False
+        """Something that matters to the request that blocks the shared lane has changed."""
+        if self._lanes[SHARED].blocked:
+            self._index(SHARED)
 
     cdef void recheck_lane(self, slot_t rank) noexcept:
         """Something that matters to the lane of this rank has changed."""
@@ -152,98 +167,133 @@ cdef class ClassQueue:
         if self.blocked and rank < self._lane_of_size:
             lane = self._lane_of[rank]
             if lane != NO_SLOT and self._lanes[lane].blocked:
-                self._index_lane(lane)
+                self._index(lane)
 
     cdef void recheck_all(self) noexcept:
         """Forget every verdict. O(lanes) if any is blocked."""
         cdef slot_t lane
-        self._shared_blocked = False
-        if self.blocked:
-            for lane in range(self._lanes_size):
-                if self._lanes[lane].blocked:
-                    self._index_lane(lane)
+        for lane in range(self._lanes_size if self.blocked else 0):
+            if self._lanes[lane].blocked:
+                self._index(lane)
 
     cdef int64_t heap_moves(self) noexcept:
         """Nodes moved by all heaps of the class so far: what complexity tests count."""
-        cdef int64_t moves = self._shared.moves + self._heads.moves
+        cdef int64_t moves = self._heads.moves + self._elders.moves
         cdef slot_t lane
         for lane in range(self._lanes_size):
-            moves += self._lanes[lane].heap.moves
+            moves += self._lanes[lane].heap.moves + self._lanes[lane].ages.moves
         return moves
 
     cdef str fault(self, head_test_t test, void* judge):
-        """The first broken invariant, or a head that may run and yet waits; None if all is well. O(size)."""
+        """The first broken invariant, or a lane that may go on and yet waits; None if all is well at rest. O(size)."""
         cdef slot_t lane
-        cdef slot_t open_lanes = 0
-        cdef int64_t stored = self._shared.size
+        cdef slot_t live = 0
+        cdef slot_t blocked = 0
+        cdef int64_t stored = 0
         cdef lane_t* row
-        if not heap_holds(&self._shared, self.table.pos) or not heap_holds(&self._heads, self._head_pos):
-            return "heap order"
-        if self._shared.size and test(judge, self.class_index, self._shared.nodes[0].item):
-            return "the shared head may run and waits"
+        if not heap_holds(&self._heads, self._head_pos) or not heap_holds(&self._elders, self._elder_pos):
+            return "order of the index"
         for lane in range(self._lanes_size):
             row = &self._lanes[lane]
-            if row.heap.size == 0:
-                continue
             stored += row.heap.size
-            open_lanes += 1
-            if self._lane_of[row.rank] != lane or not heap_holds(&row.heap, self.table.pos):
-                return f"lane {lane}"
-            if not row.blocked and self._heads.nodes[self._head_pos[lane]].key.seq != row.heap.nodes[0].key.seq:
-                return f"lane {lane} is indexed under a head it no longer has"
-            if test(judge, self.class_index, row.heap.nodes[0].item):
-                return f"the head of lane {lane} may run and waits"
-        if stored != self.size or open_lanes != self.lanes or self._heads.size + self.blocked != self.lanes:
+            live += row.heap.size > 0 and lane != SHARED
+            blocked += row.blocked
+            if row.heap.size == 0:
+                if row.blocked or row.indexed:
+                    return f"lane {lane} is empty, blocked or indexed"
+                continue
+            if not heap_holds(&row.heap, self.table.pos) or not heap_holds(&row.ages, self.table.age_pos):
+                return f"order of lane {lane}"
+            if lane != SHARED and self._lane_of[row.rank] != lane:
+                return f"lane {lane} is not its rank's"
+            if not row.blocked:
+                return f"lane {lane} has not been judged and waits"
+            if self.table.rows[row.judged].lane != lane or test(judge, self.class_index, row.judged):
+                return f"the request that blocks lane {lane} may run"
+        if stored != self.size or live != self.lanes or blocked != self.blocked:
             return "counters"
         return None
 
-    cdef slot_t _open_lane(self, slot_t rank) except -1:
-        cdef slot_t lane, capacity, at
+    cdef slot_t _lane_for(self, slot_t rank) except -1:
+        """The lane of a rank, opened if need be."""
+        cdef slot_t capacity, at
         if rank >= self._lane_of_size:
             capacity = max(rank + 1, 2 * self._lane_of_size)
             resize(<void**>&self._lane_of, capacity * sizeof(slot_t))
             for at in range(self._lane_of_size, capacity):
                 self._lane_of[at] = NO_SLOT
             self._lane_of_size = capacity
+        if self._lane_of[rank] == NO_SLOT:
+            self._lane_of[rank] = self._new_lane(rank)
+            self.lanes += 1
+        return self._lane_of[rank]
+
+    cdef slot_t _new_lane(self, slot_t rank) except -1:
+        """An empty lane, with room for it in the index, so that _index cannot fail."""
+        cdef slot_t lane, capacity
+        cdef lane_t* row
         if self._lanes_free == NO_SLOT:
+            heap_reserve(&self._heads, self._lanes_size + 1)
+            heap_reserve(&self._elders, self._lanes_size + 1)
             if self._lanes_size == self._lanes_capacity:
-                capacity = max(8, 2 * self._lanes_capacity)
+                capacity = max(4, 2 * self._lanes_capacity)
                 resize(<void**>&self._lanes, capacity * sizeof(lane_t))
                 resize(<void**>&self._head_pos, capacity * sizeof(int32_t))
+                resize(<void**>&self._elder_pos, capacity * sizeof(int32_t))
                 self._lanes_capacity = capacity
-            heap_init(&self._lanes[self._lanes_size].heap)
-            self._lanes[self._lanes_size].next_free = NO_SLOT
-            self._lanes_free = self._lanes_size
+            lane = self._lanes_size
             self._lanes_size += 1
-        lane = self._lanes_free
-        # The index has room for the lane before the lane exists, so that _index_lane cannot fail.
-        heap_reserve(&self._heads, self.lanes + 1)
-        self._lanes_free = self._lanes[lane].next_free
-        self._lanes[lane].rank = rank
-        self._lanes[lane].blocked = True
-        self.lanes += 1
-        self.blocked += 1
-        self._lane_of[rank] = lane
+            heap_init(&self._lanes[lane].heap)
+            heap_init(&self._lanes[lane].ages)
+        else:
+            lane = self._lanes_free
+            self._lanes_free = self._lanes[lane].next_free
+        row = &self._lanes[lane]
+        row.rank = rank
+        row.blocked = False
+        row.indexed = False
         return lane
 
-    cdef void _close_lane(self, slot_t lane) noexcept:
+    cdef void _close(self, slot_t lane) noexcept:
+        """A lane has become empty: an exact one vanishes."""
         cdef lane_t* row = &self._lanes[lane]
-        if row.blocked:
-            self.blocked -= 1
-            row.blocked = False
-        else:
-            heap_remove(&self._heads, lane, self._head_pos)
-        self._lane_of[row.rank] = NO_SLOT
-        self.lanes -= 1
-        row.next_free = self._lanes_free
-        self._lanes_free = lane
+        self._unindex(lane)
+        self.blocked -= row.blocked
+        row.blocked = False
+        if lane != SHARED:
+            self._lane_of[row.rank] = NO_SLOT
+            self.lanes -= 1
+            row.rank = NO_SLOT
+            row.next_free = self._lanes_free
+            self._lanes_free = lane
 
-    cdef void _index_lane(self, slot_t lane) noexcept:
-        """Put a lane under its present head into the index, whether it was blocked or indexed under another head."""
+    cdef void _block(self, slot_t lane, slot_t judged) noexcept:
+        self._unindex(lane)
+        self._lanes[lane].blocked = True
+        self._lanes[lane].judged = judged
+        self.blocked += 1
+
+    cdef void _index(self, slot_t lane) noexcept:
+        """Put a lane that has requests under its present head into the index, whatever it was before."""
         cdef lane_t* row = &self._lanes[lane]
-        if row.blocked:
-            row.blocked = False
-            self.blocked -= 1
-        else:
-            heap_remove(&self._heads, lane, self._head_pos)
+        self._unindex(lane)
+        self.blocked -= row.blocked
+        row.blocked = False
+        row.indexed = True
         heap_push(&self._heads, &row.heap.nodes[0].key, lane, self._head_pos)
+        if self._overtaking is not None:
+            heap_push(&self._elders, &row.ages.nodes[0].key, lane, self._elder_pos)
+
+    cdef void _unindex(self, slot_t lane) noexcept:
+        if self._lanes[lane].indexed:
+            self._lanes[lane].indexed = False
+            heap_remove(&self._heads, lane, self._head_pos)
+            if self._overtaking is not None:
+                heap_remove(&self._elders, lane, self._elder_pos)
+
+
+cdef void _fill_age(key_t* age, uint64_t order) noexcept nogil:
+    age.tier = 0
+    age.first = 0
+    age.second = 0
+    age.seq = order

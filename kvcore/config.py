@@ -50,8 +50,6 @@ class SchedulerConfig:
         for item in self.effective_profile().classes:
             if isinstance(item.admission, AdmissionSpec):
                 raise InvalidConfig(f"class {item.name!r}: no admission policy is available in this version")
-            if item.max_overtake_tokens is not None:
-                raise InvalidConfig(f"class {item.name!r}: max_overtake_tokens is not available in this version")
         if self.effective_profile().capacity is not Capacity.ADVISORY:
             raise InvalidConfig("capacity: strict is not available in this version")
 

@@ -12,4 +12,5 @@ cdef class ClassTable:
     cdef readonly bint synthetic       # one class takes everything
     cdef readonly slot_t default_family
 
+    # cpdef, because a typed method of a .py module has no other form that C can call.
     cpdef slot_t lookup(self, str policy_class, int64_t uncached_tokens) except -1

@@ -8,6 +8,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from itertools import pairwise
+
+from kvcore.errors import InvalidPolicy
+
+NUMBER_MAX = 2**53      # quanta, limits and thresholds (DESIGN D20)
+COUNT_KEYS = (
+    "prefill_busy_threshold",
+    "request_queue_limit_per_worker",
+    "raw_isl_token_queue_limit_per_worker",
+    "cached_token_queue_limit_per_worker",
+    "max_overtake_tokens",
+)
 
 
 class QueuePolicy(Enum):
@@ -89,9 +101,52 @@ class PolicyProfile:
     arbitration: Arbitration = Arbitration.EXACT
     capacity: Capacity = Capacity.ADVISORY
 
+    def __post_init__(self) -> None:
+        """Refuse what the core could not arbitrate, whoever built it: InvalidPolicy names the class or bucket."""
+        _check_profile(self)
+
     def resolve(self, policy_class: str | None, uncached_tokens: int) -> int:
         """Class index of a request (DESIGN D2). Cost: O(buckets)."""
         return ClassTable(self).resolve(policy_class, uncached_tokens)
+
+
+def _check_profile(profile: PolicyProfile) -> None:
+    if not profile.classes:
+        raise InvalidPolicy("at least one class is needed", key="policy_classes")
+    floors = [bucket.min_tokens for bucket in profile.buckets]
+    if floors[:1] not in ([], [0]) or any(low >= high for low, high in pairwise(floors)):
+        raise InvalidPolicy("min_tokens must start at 0 and rise", key="uncached_isl_buckets")
+    names = [item.name for item in profile.classes]
+    if len(set(names)) < len(names):
+        raise InvalidPolicy("class names must differ", key="policy_classes")
+    for item in profile.classes:
+        _check_class(item)
+    if profile.default_policy_family is None:
+        if len(profile.classes) > 1 or profile.classes[0].policy_family is not None:
+            raise InvalidPolicy("is needed where there are several classes", key="default_policy_family")
+        return
+    families = {item.policy_family for item in profile.classes if item.policy_family is not None}
+    if profile.default_policy_family not in families:
+        raise InvalidPolicy(f"{profile.default_policy_family!r} has no class", key="default_policy_family")
+    cells = [(item.policy_family, item.cache_bucket) for item in profile.classes if item.policy_family is not None]
+    wanted = [(family, bucket.name) for family in sorted(families) for bucket in profile.buckets]
+    if sorted(map(str, cells)) != sorted(map(str, wanted)):
+        raise InvalidPolicy("every family needs exactly one class per bucket", key="policy_classes")
+
+
+def _check_class(item: PolicyClass) -> None:
+    location = f'root, class "{item.name}"'
+    if (item.policy_family is None) != (item.cache_bucket is None):
+        raise InvalidPolicy("policy_family and cache_bucket go together", location=location)
+    if not 1 <= item.quantum <= NUMBER_MAX:
+        raise InvalidPolicy(f"must be 1..2^53, not {item.quantum}", location=location, key="quantum")
+    frac = item.prefill_busy_threshold_frac
+    if frac is not None and not frac >= 0.0:
+        raise InvalidPolicy(f"must be >= 0, not {frac}", location=location, key="prefill_busy_threshold_frac")
+    for key in COUNT_KEYS:
+        value = getattr(item, key)
+        if value is not None and not 0 <= value <= NUMBER_MAX:
+            raise InvalidPolicy(f"must be 0..2^53, not {value}", location=location, key=key)
 
 
 def synthetic_profile(queue_policy: QueuePolicy, busy_threshold_frac: float | None) -> PolicyProfile:
@@ -104,19 +159,19 @@ class ClassTable:
     """A profile compiled for look-up inside `step`: explicit names, families, bucket floors, family x bucket table."""
 
     def __init__(self, profile: PolicyProfile) -> None:
-        self.explicit = {}
-        self.families = {}
+        self.explicit: dict[str, int] = {}
+        self.families: dict[str, int] = {}
         self.floors = tuple([bucket.min_tokens for bucket in profile.buckets])
         column = {bucket.name: i for i, bucket in enumerate(profile.buckets)}
-        cells = {}
+        cells: dict[tuple[int, int], int] = {}
         for index, item in enumerate(profile.classes):
             if item.policy_family is None:
                 self.explicit[item.name] = index
-            else:
+            elif item.cache_bucket is not None:
                 family = self.families.setdefault(item.policy_family, len(self.families))
                 cells[family, column[item.cache_bucket]] = index
         self.synthetic = profile.default_policy_family is None
-        self.default_family = 0 if self.synthetic else self.families[profile.default_policy_family]
+        self.default_family = self.families.get(profile.default_policy_family or "", 0)
         buckets = len(self.floors)
         self.table = tuple([cells[i // buckets, i % buckets] for i in range(len(self.families) * buckets)])
 
@@ -125,10 +180,12 @@ class ClassTable:
         return self.synthetic or policy_class in self.explicit or policy_class in self.families
 
     def resolve(self, policy_class: str | None, uncached_tokens: int) -> int:
-        """Class index of a request with this many uncached prompt tokens (DESIGN D2). Cost: O(buckets)."""
-        return self.lookup(policy_class, uncached_tokens)
+        """Class index of a request with this many uncached prompt tokens, >= 0 (DESIGN D2). Cost: O(buckets)."""
+        index: int = self.lookup(policy_class, max(0, uncached_tokens))
+        return index
 
     def lookup(self, policy_class, uncached_tokens):
+        """`resolve` for the core, which calls it through C; its types stand in policy.pxd."""
         if self.synthetic:
             return 0
         family = self.default_family
