@@ -60,12 +60,11 @@ class Lines:
         self.file = file
         self._exit = ExitStack()
         try:
-            self._bytes = self._open()
+            self._lines = _read(file, self._open())
         except BaseException:
             self.close()
             raise
         self._ahead: deque[Line] = deque()
-        self._lines = self._read()
 
     def __iter__(self) -> Iterator[Line]:
         ahead = self._ahead
@@ -113,37 +112,40 @@ class Lines:
                 raise InvalidTrace(self.file, None, reason)
         return stream
 
-    def _read(self) -> Iterator[Line]:
-        readline = self._bytes.readline
-        limit = LINE_MAX
-        number = 0
-        try:
-            while line := readline(limit + 1):
-                number += 1
-                if number == 1 and line.startswith(_BOM):
-                    line = line[len(_BOM) :]
-                if len(line) > limit:
-                    while line and not line.endswith(b"\n"):
-                        line = readline(_CHUNK)
-                    yield number, f"longer than {limit} bytes"
-                    continue
-                content = line.strip(_BLANKS)
-                if not content:
-                    continue
-                if b"\r" in content:
-                    if number == 1 and not line.endswith(b"\n"):
-                        raise InvalidTrace(
-                            self.file, None, "carriage returns alone end the lines: convert them to newlines"
-                        )
-                    yield number, "a carriage return inside the line"
-                elif b"\0" in content:
-                    yield number, "a NUL byte in the line"
-                else:
-                    yield number, content
-        except _GZIP_ERRORS as error:
-            yield None, _gzip_reason(error)
-        except OSError as error:
-            raise InvalidTrace(self.file, None, _os_reason(error)) from None
+
+def _read(file: str, stream: io.BufferedReader[Any]) -> Iterator[Line]:
+    """The lines of an opened file.
+
+    Not a method: a generator that holds its Lines would leave the closing of the file to the garbage collector.
+    """
+    readline = stream.readline
+    limit = LINE_MAX
+    number = 0
+    try:
+        while line := readline(limit + 1):
+            number += 1
+            if number == 1 and line.startswith(_BOM):
+                line = line[len(_BOM) :]
+            if len(line) > limit:
+                while line and not line.endswith(b"\n"):
+                    line = readline(_CHUNK)
+                yield number, f"longer than {limit} bytes"
+                continue
+            content = line.strip(_BLANKS)
+            if not content:
+                continue
+            if b"\r" in content:
+                if number == 1 and not line.endswith(b"\n"):
+                    raise InvalidTrace(file, None, "carriage returns alone end the lines: convert them to newlines")
+                yield number, "a carriage return inside the line"
+            elif b"\0" in content:
+                yield number, "a NUL byte in the line"
+            else:
+                yield number, content
+    except _GZIP_ERRORS as error:
+        yield None, _gzip_reason(error)
+    except OSError as error:
+        raise InvalidTrace(file, None, _os_reason(error)) from None
 
 
 class _Unpacked(io.RawIOBase):

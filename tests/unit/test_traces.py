@@ -405,10 +405,20 @@ def test_a_stream_is_read_once(write: Write) -> None:
 def test_files_are_closed_however_a_stream_ends(write: Write) -> None:
     """Unclosed files are ResourceWarnings, which the test configuration makes errors."""
     path = write(mooncake({"timestamp": 1}, {"timestamp": 2}))
-    open_traces([path, path])
-    for _ in open_traces([path]):
+    packed = write(gzip.compress(b"\n" + Path(path).read_bytes()))
+    stream = open_traces([path, packed])
+    assert {path, packed} <= open_files()
+    stream.close()
+    assert not {path, packed} & open_files()
+    for options in ({}, {"limit": 1}, {"limit": 0}):
+        stream = open_traces([path, packed], **options)
+        list(stream)
+        assert not {path, packed} & open_files()
+    open_traces([path, packed])
+    for _ in open_traces([path, packed]):
         break
-    next(iter(open_traces([path], limit=1)))
+    next(iter(open_traces([path, packed], limit=1)))
+    assert not {path, packed} & open_files()
     with pytest.raises(InvalidTrace) as caught:
         open_traces([path, path, "/nonexistent/trace"])
     # Not only when the exception, whose traceback holds them, is forgotten.
