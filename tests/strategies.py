@@ -150,8 +150,8 @@ def anything(draw, broken: bool = True, config: SchedulerConfig | None = None) -
 
 
 @st.composite
-def duels(draw) -> Flavour:
-    """Classes that compete for one prompt at a time: what round robin makes of it."""
+def duels(draw, cancels: tuple[int, ...] = (0, 3, 5)) -> Flavour:
+    """Classes that compete for one prompt at a time: what round robin makes of it. cancels: their weight."""
     quanta = st.sampled_from((1, 2, 3, 5, 10))
     names = ("alpha", "solo", "duo")[: draw(st.integers(2, 3))]
     classes = [PolicyClass(name, draw(quanta), prefill_busy_threshold=0) for name in names[1:]]
@@ -160,7 +160,7 @@ def duels(draw) -> Flavour:
     arbitration = draw(st.sampled_from((Arbitration.EXACT, Arbitration.REFERENCE)))
     profile = PolicyProfile(tuple(classes), (CacheBucket("all", 0),), "alpha", arbitration)
     stored = draw(st.sampled_from((0, 0, 2)))
-    kinds = {"arrive": 5, "prefill": 5, "cancel": draw(st.sampled_from((0, 3, 5))), "finish": 1, "stored": stored}
+    kinds = {"arrive": 5, "prefill": 5, "cancel": draw(st.sampled_from(cancels)), "finish": 1, "stored": stored}
     plain = FEATURES - {"pin" if draw(st.booleans()) else "", "path" if stored else ""}
     return Flavour(SchedulerConfig(2, profile), names, (1, 2, 3, 4, 5, 8, 10, 12), kinds, plain, CALM, 1, (1,))
 
