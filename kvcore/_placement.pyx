@@ -173,7 +173,7 @@ cdef class Placement:
         query.sequence_length = row.sequence_length
         query.track_prefill = row.track_prefill
         query.cached = self._overlap(slot, request)
-        self.fleet.ledger.active.match(row.sequence, row.sequence_length)
+        self.fleet.ledger.active.match(row.sequence, row.sequence_length, row.serial)
         query.active = self.fleet.ledger.active.depth
         ties = cheapest(self.fleet.ledger.loads, candidates, count, &query, self._tied)
         chosen[0] = self._tied[draw(generator, ties) if ties > 1 else 0]
@@ -203,7 +203,7 @@ cdef class Placement:
         cdef slot_t rank
         self._reserve()
         if request.overlap is None:
-            self.fleet.cached.match(row.path, row.path_length if self.indexed else 0)
+            self.fleet.cached.match(row.path, row.path_length if self.indexed else 0, row.serial)
             return self.fleet.cached.depth
         for name, blocks in request.overlap.device:
             rank = self.fleet.workers.find_rank((<Rank>name).worker_id, (<Rank>name).dp_rank)

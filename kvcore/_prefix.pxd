@@ -38,6 +38,9 @@ cdef class PrefixIndex:
     cdef int32_t* depth            # by rank: leading blocks matched by the last match(); 0 where not matched
     cdef slot_t* matched           # ranks with depth > 0 after the last match()
     cdef slot_t matches
+    cdef uint64_t _changes         # counts changes of the contents
+    cdef uint64_t _matched_changes # what it was at the last match()
+    cdef uint64_t _matched_serial  # and whose path was asked for; 0: nobody's
     cdef readonly int64_t blocks   # distinct blocks held by anybody
     cdef readonly int64_t pairs    # (block, rank) pairs
     cdef readonly uint64_t mixed   # sum of mixed (hash, rank) pairs: equal contents, equal sum (DESIGN 6)
@@ -49,7 +52,7 @@ cdef class PrefixIndex:
     cdef int32_t release(self, uint64_t hash, slot_t rank) noexcept nogil
     cdef bint add(self, uint64_t hash, slot_t rank) except -1
     cdef int32_t purge(self, slot_t rank) noexcept nogil
-    cdef slot_t match(self, const uint64_t* path, int32_t length) noexcept nogil
+    cdef slot_t match(self, const uint64_t* path, int32_t length, uint64_t serial) noexcept nogil
 
     cdef int32_t _find_block(self, uint64_t hash) noexcept nogil
     cdef int32_t _make_block(self, uint64_t hash) except -1

@@ -106,6 +106,7 @@ cdef class PrefixIndex:
             self.holders[row.rank_next].rank_prev = holder
         self._rank_first[rank] = holder
         self.pairs += 1
+        self._changes += 1
         self.mixed += mix64(hash + self._tags[rank])
         return holder
 
@@ -137,13 +138,18 @@ cdef class PrefixIndex:
             dropped += 1
         return dropped
 
-    cdef slot_t match(self, const uint64_t* path, int32_t length) noexcept nogil:
+    cdef slot_t match(self, const uint64_t* path, int32_t length, uint64_t serial) noexcept nogil:
         """How many leading blocks of the path each rank holds: depth[rank], and matched[0 .. result - 1] where > 0.
 
-        Stops at the first block that no rank still matching holds. Results are valid until the next call.
+        Stops at the first block that no rank still matching holds. Results are valid until the next call. `serial`
+        names the path for ever (0: nothing does): asked again with nothing changed, the answer is there already.
         """
         cdef int32_t level, block, holder, survivors
         cdef slot_t i, rank
+        if serial and serial == self._matched_serial and self._changes == self._matched_changes:
+            return self.matches
+        self._matched_serial = serial
+        self._matched_changes = self._changes
         for i in range(self.matches):
             self.depth[self.matched[i]] = 0
         self.matches = 0
@@ -243,6 +249,7 @@ cdef class PrefixIndex:
         cdef holder_t* row = &self.holders[holder]
         self.mixed -= mix64(self._blocks[row.block].hash + self._tags[row.rank])
         self.pairs -= 1
+        self._changes += 1
         if row.next != NO_SLOT:
             self.holders[row.next].prev = row.prev
         if row.prev != NO_SLOT:

@@ -23,6 +23,7 @@ cdef struct request_t:
     ns_t arrival_ns
     ns_t deadline_ns       # NEVER_NS: none
     int64_t attempt        # of the present or last booking; 0 before the first
+    uint64_t serial        # of its arrival, from 1, never used again: names its path
     uint64_t* path         # block hashes, root to leaf; owned by the row
     uint64_t* sequence     # names of the complete prompt blocks; inside `path`'s memory
     int32_t path_length
@@ -42,6 +43,7 @@ cdef class RequestTable:
     cdef int32_t* _deadline_pos
     cdef slot_t _oldest            # booking timer that is due first
     cdef slot_t _newest
+    cdef uint64_t _serial
 
     cdef slot_t find(self, str request_id)
     cdef slot_t find_attempt(self, str request_id, int64_t attempt)

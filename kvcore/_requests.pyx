@@ -79,6 +79,8 @@ cdef class RequestTable:
         row.arrival_ns = now_ns
         row.deadline_ns = NEVER_NS if request.deadline_ns is None else request.deadline_ns
         row.attempt = 0
+        self._serial += 1
+        row.serial = self._serial
         row.path = path
         row.path_length = <int32_t>blocks
         if request.sequence_hashes is None:

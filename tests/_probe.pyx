@@ -172,7 +172,7 @@ cdef class Prefix:
     def match(self, path):
         """Rank -> leading blocks of the path that it holds, where that is not 0."""
         cdef array.array hashes = array.array("Q", path)
-        cdef slot_t count = self.index.match(<const uint64_t*>hashes.data.as_ulonglongs, <int32_t>len(hashes))
+        cdef slot_t count = self.index.match(<const uint64_t*>hashes.data.as_ulonglongs, <int32_t>len(hashes), 0)
         cdef slot_t i
         return {self.index.matched[i]: self.index.depth[self.index.matched[i]] for i in range(count)}
 
