@@ -169,10 +169,10 @@ cdef class Prefix:
     def purge(self, slot_t rank):
         return self.index.purge(rank)
 
-    def match(self, path):
-        """Rank -> leading blocks of the path that it holds, where that is not 0."""
+    def match(self, path, uint64_t serial=0):
+        """Rank -> leading blocks of the path that it holds, where that is not 0. serial: a name for the path, or 0."""
         cdef array.array hashes = array.array("Q", path)
-        cdef slot_t count = self.index.match(<const uint64_t*>hashes.data.as_ulonglongs, <int32_t>len(hashes), 0)
+        cdef slot_t count = self.index.match(<const uint64_t*>hashes.data.as_ulonglongs, <int32_t>len(hashes), serial)
         cdef slot_t i
         return {self.index.matched[i]: self.index.depth[self.index.matched[i]] for i in range(count)}
 
@@ -248,7 +248,7 @@ cdef class Requests:
         return {
             "pin": or_none(row.pin), "class_index": row.class_index, "prompt": row.prompt, "attempt": row.attempt,
             "arrival_ns": row.arrival_ns, "deadline_ns": None if row.deadline_ns == NEVER_NS else row.deadline_ns,
-            "track_prefill": bool(row.track_prefill), "progress_ns": row.progress_ns,
+            "track_prefill": bool(row.track_prefill), "progress_ns": row.progress_ns, "serial": row.serial,
             "path": [row.path[i] for i in range(row.path_length)],
             "sequence": [row.sequence[i] for i in range(row.sequence_length)],
         }

@@ -1,4 +1,4 @@
-"""Doors for tests to compiled internals: lanes, round robin, ledger, fleet. Never shipped.
+"""Doors for tests to compiled internals: lanes, overtaking, round robin, ledger, fleet. Never shipped.
 
 A door converts and does nothing else: NO_SLOT becomes None, C rows become tuples, 128-bit sums become ints, a Python
 function becomes the dispatch test.
@@ -7,8 +7,9 @@ from cpython cimport array
 from kvcore._drr cimport LIMIT_NONE, VISIT_NONE, VISIT_PAID, PolicyQueue, limit_t
 from kvcore._fleet cimport Fleet
 from kvcore._heap cimport heap_t
-from kvcore._lanes cimport ClassQueue, WaitingTable, lane_t, waiting_t
+from kvcore._lanes cimport SHARED, ClassQueue, WaitingTable, waiting_t
 from kvcore._ledger cimport Ledger, active_blocks
+from kvcore._overtaking cimport Overtaking
 from kvcore._types cimport NO_SLOT, i128, int32_t, int64_t, ns_t, slot_t, uint32_t, uint64_t
 from kvcore.request cimport WorkerConfig
 
@@ -70,8 +71,8 @@ cdef class Lanes:
 
     cdef ClassQueue queue
 
-    def __cinit__(self, slot_t class_index=0):
-        self.queue = ClassQueue(WaitingTable(), class_index)
+    def __cinit__(self, slot_t class_index=0, max_overtake_tokens=None):
+        self.queue = ClassQueue(WaitingTable(), class_index, max_overtake_tokens)
 
     def push(self, slot_t item, tuple key, rank=None, int64_t raw=1, int64_t cached=0, int64_t cost=1):
         fill(self.queue.table, item, key, raw, cached, cost)
@@ -79,6 +80,10 @@ cdef class Lanes:
 
     def remove(self, slot_t item):
         self.queue.remove(item)
+
+    def take(self, slot_t item):
+        """Take the candidate out."""
+        self.queue.take(item)
 
     def candidate(self, test):
         judge = Judge(test)
@@ -99,13 +104,12 @@ cdef class Lanes:
     def recheck_all(self):
         self.queue.recheck_all()
 
-    @property
-    def shared_head(self):
-        return or_none(self.queue.shared_head())
-
-    @property
-    def shared_blocked(self):
-        return bool(self.queue.shared_is_blocked())
+    def fault(self, test):
+        """The first broken invariant of a queue at rest, or None."""
+        judge = Judge(test)
+        found = self.queue.fault(ask, <void*>judge)
+        judge.settle()
+        return found
 
     @property
     def tests(self):
@@ -119,29 +123,60 @@ cdef class Lanes:
         """(requests, raw, cached, cost) of what waits."""
         return self.queue.size, wide(self.queue.raw), wide(self.queue.cached), wide(self.queue.cost)
 
-    def shared(self):
-        """Items of the shared heap, in heap order."""
-        return items_of(&self.queue._shared)
-
     def lanes(self):
-        """Rank -> (blocked, items in heap order), for the lanes that live."""
-        cdef slot_t rank
-        cdef lane_t* lane
-        found = {}
+        """Rank, None for the shared lane -> items in heap order, of the lanes that have any."""
+        cdef slot_t lane
+        found = {None: items_of(&self.queue._lanes[SHARED].heap)} if self.queue._lanes[SHARED].heap.size else {}
         for rank in range(self.queue._lane_of_size):
-            if self.queue._lane_of[rank] != NO_SLOT:
-                lane = &self.queue._lanes[self.queue._lane_of[rank]]
-                assert lane.rank == rank
-                found[rank] = (bool(lane.blocked), items_of(&lane.heap))
-        assert len(found) == self.queue.lanes
-        assert len([rank for rank, (blocked, _) in found.items() if blocked]) == self.queue.blocked
+            lane = self.queue._lane_of[<slot_t>rank]
+            if lane != NO_SLOT:
+                assert self.queue._lanes[lane].rank == rank
+                found[rank] = items_of(&self.queue._lanes[lane].heap)
+        assert len(found) - (None in found) == self.queue.lanes
+        return found
+
+    def blocked(self):
+        """Rank, None for the shared lane -> item whose failed test blocks the lane."""
+        cdef slot_t lane
+        found = {}
+        for lane in range(self.queue._lanes_size):
+            if self.queue._lanes[lane].blocked:
+                found[or_none(self.queue._lanes[lane].rank)] = self.queue._lanes[lane].judged
+        assert len(found) == self.queue.blocked
+        assert found.get(None) == or_none(self.queue.blocked_shared())
         return found
 
     def indexed(self):
-        """Rank -> seq under which its lane stands in the index of heads."""
+        """Rank, None for the shared lane -> seq under which the lane stands in the index of heads."""
         cdef heap_t* heads = &self.queue._heads
         cdef int32_t i
-        return {self.queue._lanes[heads.nodes[i].item].rank: heads.nodes[i].key.seq for i in range(heads.size)}
+        return {or_none(self.queue._lanes[heads.nodes[i].item].rank): heads.nodes[i].key.seq
+                for i in range(heads.size)}
+
+
+cdef class Passed:
+    """Overtaking: cost of younger requests popped while a request waits."""
+
+    cdef Overtaking table
+
+    def __cinit__(self):
+        self.table = Overtaking()
+
+    def enter(self, slot_t item):
+        self.table.enter(item)
+
+    def leave(self, slot_t item):
+        self.table.leave(item)
+
+    def popped(self, slot_t item, int64_t cost):
+        self.table.popped(item, cost)
+
+    def overtaken(self, slot_t item):
+        return wide(self.table.overtaken(item))
+
+    @property
+    def places(self):
+        return self.table._places
 
 
 cdef class Queue:

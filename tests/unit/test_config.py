@@ -83,7 +83,7 @@ def test_numbers_out_of_range(keys, message):
 @pytest.mark.parametrize(
     ("profile", "message"),
     [
-        (PolicyProfile((PolicyClass("a", 1), PolicyClass("b", 1, admission=AdmissionSpec("x")))),
+        (dataclasses.replace(PROFILE, classes=(*PROFILE.classes, PolicyClass("b", 1, admission=AdmissionSpec("x")))),
          "class 'b': no admission policy is available in this version"),
         (dataclasses.replace(PROFILE, capacity=Capacity.STRICT), "capacity: strict is not available in this version"),
     ],

@@ -13,8 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from oracle_queue import Entry, PolicyQueue
 from probe_build import load
+from stories import profile
 
-from kvcore.policy import Arbitration, PolicyClass, PolicyProfile
+from kvcore.policy import Arbitration
 
 Queue = load("_probe_queue").Queue
 
@@ -22,10 +23,9 @@ TWO_53 = 2**53
 MS, HOUR = 1_000_000, 3_600_000_000_000
 
 
-def made(*quanta: int, arbitration=Arbitration.EXACT, **keys):
+def made(*quanta: int, **keys):
     """Classes 0, 1, ... with these quanta."""
-    classes = tuple(PolicyClass(str(i), quantum, **keys) for i, quantum in enumerate(quanta))
-    return Queue(PolicyProfile(classes, arbitration=arbitration))
+    return Queue(profile(*quanta, **keys))
 
 
 def fill(queue, *costs_by_class) -> None:

@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from probe_build import load
+from stories import profile
 
-from kvcore.policy import Arbitration, PolicyClass, PolicyProfile
+from kvcore.policy import Arbitration
 
 Queue = load("_probe_queue").Queue
 
@@ -25,8 +26,7 @@ class Ring:
 
     def __init__(self, arbitration=Arbitration.REFERENCE, **quanta):
         self.classes = list(quanta)
-        profile = PolicyProfile(tuple(PolicyClass(name, q) for name, q in quanta.items()), arbitration=arbitration)
-        self.queue = Queue(profile)
+        self.queue = Queue(profile(*quanta.values(), arbitration=arbitration))
         self.names: list[str] = []
 
     def store(self, *names, cost, strict=0, rank=None):

@@ -38,7 +38,7 @@ def pop(queue, test):
     """Take the candidate out, as the round robin does."""
     item = queue.candidate(test)
     if item is not None:
-        queue.remove(item)
+        queue.take(item)
     return item
 
 
@@ -60,7 +60,7 @@ def lanes(*ranks, times=None):
 def test_an_empty_queue_asks_nobody():
     queue, test = Lanes(3), Asked()
     assert queue.candidate(test) is None
-    assert (queue.tests, test.items, queue.shared_head, queue.lanes()) == (0, [], None, {})
+    assert (queue.tests, test.items, queue.lanes(), queue.blocked()) == (0, [], {}, {})
 
 
 def test_the_test_is_told_the_class():
@@ -91,7 +91,7 @@ def test_a_full_lane_hides_no_other_lane_and_no_shared_head():
     for item, time, rank in ((s1, 3, None), (s2, 4, None), (l1, 1, 1), (l2, 2, 2)):
         queue.push(item, at(time, item), rank)
     assert pop(queue, Asked(s1, s2, l2)) == l2
-    assert queue.lanes() == {1: (True, [l1])}
+    assert queue.blocked() == {1: l1}
     assert pop(queue, Asked(s1, s2)) == s1
     assert pop(queue, everything()) == s2  # nobody announced that lane 1 has room
     assert pop(queue, everything()) is None
@@ -105,7 +105,7 @@ def test_a_full_shared_head_hides_no_lane():
     queue.push(1, at(1, 1))
     queue.push(2, at(2, 2), 4)
     assert drain(queue, Asked(1, 2)) == [2]
-    assert queue.shared_blocked
+    assert queue.blocked() == {None: 0}
     queue.recheck_shared()
     assert drain(queue, Asked(1, 2)) == []
     assert drain(queue, everything()) == []
@@ -179,7 +179,7 @@ def test_a_recheck_of_ranks_without_blocked_lanes_changes_nothing():
     for rank in (0, 1, 2, 10**6):
         queue.recheck_lane(rank)
     queue.recheck_all()
-    assert queue.lanes() == {1: (False, [0])}
+    assert (queue.lanes(), queue.blocked()) == ({1: [0]}, {})
     assert queue.tests == 0
     assert Lanes().recheck_all() is None
 
@@ -194,7 +194,7 @@ def test_a_full_recheck_asks_every_blocked_head_once():
     assert sorted(test.items) == [0, 1, 2, 3]
     queue.recheck_all()
     assert drain(queue, Asked(1, 3)) == [1, 3]
-    assert queue.lanes() == {3: (True, [2])}
+    assert (queue.lanes(), queue.blocked()) == ({3: [2]}, {3: 2})
 
 
 def test_of_two_blocked_lanes_the_strict_one_goes_first():
@@ -285,7 +285,7 @@ def test_lanes_and_ranks_come_and_go():
     queue.remove(0)
     queue.push(3, at(0, 3), 8)
     queue.push(4, at(1, 4), 100_000)
-    assert queue.lanes() == {8: (False, [3]), 99_999: (False, [2]), 100_000: (False, [4])}
+    assert queue.lanes() == {8: [3], 99_999: [2], 100_000: [4]}
     assert drain(queue, everything()) == [3, 4, 2]
 
 
@@ -379,10 +379,9 @@ def compare(queue, model) -> None:
     entries = model.entries
     here = {rank for _, rank in entries.values()}
     seqs = {rank: entries[model.head(rank)][0][3] for rank in here}
-    assert {rank: (blocked, sorted(items)) for rank, (blocked, items) in queue.lanes().items()} == {
-        rank: (rank in model.failed, sorted(item for item, (_, of) in entries.items() if of == rank))
-        for rank in here - {None}}
-    assert queue.shared_head == (model.head(None) if None in here else None)
-    assert queue.shared_blocked == (None in here and None in model.failed)
-    assert queue.indexed() == {rank: seq for rank, seq in seqs.items() if rank is not None and rank not in model.failed}
+    assert {rank: sorted(items) for rank, items in queue.lanes().items()} == {
+        rank: sorted(item for item, (_, of) in entries.items() if of == rank) for rank in here}
+    failed = here & model.failed
+    assert queue.blocked() == {rank: model.head(rank) for rank in failed}
+    assert queue.indexed() == {rank: seq for rank, seq in seqs.items() if rank not in failed}
     assert queue.counts()[:3] == (len(entries), sum(item + 1 for item in entries), sum(entries))

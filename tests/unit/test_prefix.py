@@ -70,6 +70,40 @@ def test_a_match_ends_where_no_matching_rank_goes_on():
     assert index.match([1, 2, 3]) == {0: 1}
 
 
+@pytest.mark.parametrize("change", ["add", "acquire", "release", "purge", "another", "nameless", "nothing"])
+def test_a_match_asked_for_again_is_answered_as_it_is_now(change):
+    """A path that has a name for ever is not walked again while nothing has changed."""
+    index = made()
+    for name in (1, 2):
+        index.add(name, 0)
+    assert index.match([1, 2, 3], 7) == {0: 2}
+    wanted = {0: 2}
+    if change == "add":
+        index.add(3, 0)
+        wanted = {0: 3}
+    elif change == "acquire":
+        index.acquire(1, 4)
+        wanted = {0: 2, 4: 1}
+    elif change == "release":
+        index.release(1, 0)
+        wanted = {}
+    elif change == "purge":
+        index.purge(0)
+        wanted = {}
+    elif change == "another":
+        assert index.match([2], 8) == {0: 1}
+    elif change == "nameless":
+        assert index.match([9]) == {}
+    else:
+        index.acquire(1, 0)  # one more reference of a holder
+        index.release(1, 0)
+        index.release(9, 0)
+        index.add(2, 0)
+        index.weigh(1, 0, 5)
+    assert index.match([1, 2, 3], 7) == index.match([1, 2, 3], 7) == wanted
+    assert index.depths(RANKS) == [wanted.get(rank, 0) for rank in range(RANKS)]
+
+
 def test_references_are_counted_and_the_last_one_takes_the_weight_along():
     index = made()
     assert [index.acquire(5, 1), index.acquire(5, 1), index.acquire(5, 2)] == [1, 2, 1]
@@ -185,8 +219,9 @@ def test_a_dict_of_dicts_says_the_same(steps, path):
             assert index.release(name, rank) == left
         assert index.pairs == sum(map(len, model.values()))
         assert index.blocks == len(set().union(*model.values()))
+        index.match(path, 1)
     depths = {rank: leading(path, held) for rank, held in model.items()}
-    assert index.match(path) == {rank: depth for rank, depth in depths.items() if depth}
+    assert index.match(path, 1) == {rank: depth for rank, depth in depths.items() if depth}
     assert index.depths(RANKS) == list(depths.values())
     for rank, held in model.items():
         for name in HASHES:

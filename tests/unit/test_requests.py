@@ -20,7 +20,7 @@ def test_a_row_keeps_what_the_core_needs_of_a_request():
     assert table.find("a") == slot
     assert table.row(slot) == {
         "pin": None, "class_index": -1, "prompt": 33, "attempt": 0, "arrival_ns": 5, "deadline_ns": 77,
-        "track_prefill": False, "progress_ns": table.row(slot)["progress_ns"],
+        "track_prefill": False, "progress_ns": table.row(slot)["progress_ns"], "serial": 1,
         "path": [1, 2**64 - 1, 3], "sequence": [1, 2**64 - 1]}
     assert table.find("b") is None
     table.close(slot)
@@ -81,6 +81,7 @@ def test_an_id_used_again_starts_anew():
     assert again == slot
     row = table.row(again)
     assert (row["attempt"], row["path"], row["deadline_ns"], row["arrival_ns"]) == (0, [], None, 6)
+    assert row["serial"] == 2  # another path
     assert table.first_progress() is None
 
 
