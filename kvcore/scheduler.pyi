@@ -1,4 +1,5 @@
 from collections.abc import Sequence
+from typing import final
 
 import numpy as np
 import numpy.typing as npt
@@ -11,6 +12,7 @@ from kvcore.stats import SchedulerStats
 
 LOAD_DTYPE: np.dtype[np.void]
 
+@final
 class Scheduler:
     def __init__(self, config: SchedulerConfig | None = None) -> None: ...
     @property

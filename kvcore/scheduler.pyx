@@ -12,6 +12,7 @@ Never here: I/O, clocks, threads, logging, and what belongs to one part alone.
 Invariants: after a step no ready head is dispatchable (work conservation); a request ends exactly once; nothing
 raises after accept, and if something does, the scheduler is poisoned: every later step raises.
 """
+cimport cython
 from libc.math cimport floor
 from kvcore._accept cimport accept
 from kvcore._backlog cimport Backlog
@@ -48,6 +49,7 @@ cdef bint may_run(void* scheduler, slot_t class_index, slot_t slot) noexcept:
     return (<Scheduler>scheduler).placement.may_run(class_index, slot)
 
 
+@cython.final
 cdef class Scheduler:
     """The scheduler core: a deterministic state machine without I/O.
 
