@@ -10,10 +10,10 @@ import random
 from collections import Counter
 
 import pytest
-from slow_engine import SlowEngine
-
 from kvcore.drivers.replay._engine import Fleet
 from kvcore.drivers.replay.presets import EngineSpec
+from slow_engine import SlowEngine
+
 from kvcore.events import AnyEvent, BlocksRemoved, BlocksStored, PrefillCompleted, RequestFinished
 
 BATCHES, BATCH = 20, 50
@@ -43,8 +43,9 @@ class Pair:
         self.step_ns = spec.base_ps // 1000
         self.total = spec.kv_blocks
         self.workers = draw.choice([1, 1, 2, 3])
-        self.fast, self.slow = Fleet(self.workers, spec, self.block_size), SlowEngine(self.workers, spec, self.block_size)
-        self.prefixes = [[draw.getrandbits(64) for _ in range(100)] for _ in range(3)]
+        self.fast = Fleet(self.workers, spec, self.block_size)
+        self.slow = SlowEngine(self.workers, spec, self.block_size)
+        self.prefixes = [[draw.getrandbits(64) for _ in range(100)] for _ in range(2)]
         self.named: list[set[int]] = [set() for _ in range(self.workers)]
         self.live: list[str] = []
         self.prefilled: set[str] = set()
@@ -55,8 +56,8 @@ class Pair:
         submitted = 0
         while submitted < requests or self.fast.next_ns is not None:
             self.advance_to(self.next_instant(submitted < requests))
-            if self.live and self.draw.random() < 0.15:
-                self.cancel(self.live.pop(self.draw.randrange(len(self.live))))
+            if self.live and self.draw.random() < 0.2:
+                self.cancel(self.live.pop(self.draw.choice([-1, self.draw.randrange(len(self.live))])))
             for _ in range(min(self.draw.choice([1, 1, 1, 2, 5]), requests - submitted)):
                 self.submit(f"r{submitted}")
                 submitted += 1
@@ -122,7 +123,7 @@ class Pair:
         blocks = -(-prompt // size)
         names: list[int] = []
         if blocks <= 100 and draw.random() < 0.8:
-            shared = draw.choice([0, draw.randint(0, blocks)])
+            shared = draw.choice([0, blocks, draw.randint(0, blocks)])
             own = [draw.getrandbits(64) for _ in range(blocks - shared)]
             names = draw.choice(self.prefixes)[:shared] + own
             names = names[: draw.choice([blocks, blocks, draw.randint(0, blocks)])]
@@ -168,8 +169,8 @@ def test_the_workloads_had_it_all(covered):
     if covered["PrefillCompleted"] == 0:
         pytest.skip("needs the workloads above")
     least = {
-        "preemptions": 1_000, "evicted_blocks": 20_000, "cancelled": 2_000, "cached_tokens": 10_000,
-        "OutputBlockAdded": 20_000, "RequestFinished": 10_000,
+        "preemptions": 1_000, "evicted_blocks": 20_000, "cancelled": 5_000, "cached_tokens": 10_000,
+        "OutputBlockAdded": 20_000, "RequestFinished": 9_000,
     }
     assert {name: covered[name] for name in least if covered[name] < least[name]} == {}
     # Leaps: many iterations end without being looked at.
