@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 import pytest
-from history import BATCHES, GOLDEN, STRIDE, recorded
+from fixed_history import BATCHES, GOLDEN, STRIDE, recorded
 from tree import ROOT
 
 from kvcore import RejectReason
@@ -16,7 +16,7 @@ from kvcore import RejectReason
 
 @pytest.fixture(scope="module")
 def golden():
-    """The record that both builds on every machine must reproduce; see history.py for how it is renewed."""
+    """The record that both builds on every machine must reproduce; see fixed_history.py for how it is renewed."""
     return GOLDEN.read_text(encoding="utf-8")
 
 
@@ -34,7 +34,7 @@ def test_this_process(golden):
 def test_another_process(golden, tmp_path, seed):
     environment = os.environ | {"PYTHONHASHSEED": seed}
     answer = subprocess.run(
-        [sys.executable, str(ROOT / "tests" / "history.py")],
+        [sys.executable, str(ROOT / "tests" / "fixed_history.py")],
         cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert answer.stderr == ""
     assert first_difference(answer.stdout, golden) == []

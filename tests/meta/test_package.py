@@ -47,7 +47,7 @@ def installed_name(path: Path) -> str:
 def test_sdist_holds_every_source(packed):
     needed = {shown(path) for path in sources("kvcore", "drivers", "tests")}
     needed |= {"kvcore/py.typed", "pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "ARCHITECTURE.md",
-               "CHANGELOG.md", "LICENSE", "tests/golden/history.json", "examples/policies/premium.yaml",
+               "CHANGELOG.md", "LICENSE", "tests/golden/fixed_history.json", "examples/policies/premium.yaml",
                "examples/traces/azure_code_sample.csv"}
     assert needed - set(packed["sdist"]) == set()
 

@@ -12,7 +12,7 @@ from tree import LINES_TARGET, ROOT, SOURCE_SUFFIXES, everywhere, imports, long_
 LAYERS = {
     "vocabulary": ["_types"],
     "values": ["errors", "request", "events", "actions", "policy", "config", "stats", "hashing", "_yaml_marks",
-               "policy_file"],
+               "policy_file", "policy_lint"],
     "containers": ["_slots", "_heap", "_prefix", "_overtaking"],
     "domain": ["_requests", "_keys", "_lanes", "_drr", "_ledger", "_taints", "_workers"],
     "decision": ["_fleet", "_selector", "_placement", "_backlog", "_inspect", "_accept"],
@@ -41,7 +41,8 @@ SEES_EVENTS = {"_accept", "scheduler", "__init__"}
 SEES_ACTIONS = {"_placement", "scheduler", "__init__"}
 
 STDLIB = {
-    "__future__", "collections.abc", "copy", "dataclasses", "difflib", "enum", "hashlib", "math", "re", "typing",
+    "__future__", "collections.abc", "copy", "dataclasses", "difflib", "enum", "fractions", "hashlib", "itertools",
+    "math", "re", "typing",
 }
 C_LIBRARY = {"cython", "libc.math", "libc.stdint", "libc.stdlib", "libc.string"}
 #: Packages beyond the standard library, and the modules that may have them.
