@@ -60,8 +60,6 @@ class Oracle:
         self.class_counts = [ClassStats(item.name) for item in self.profile.classes]
         self.actions: list = []
 
-    # ---- the surface of Scheduler
-
     def step(self, event):
         return self.step_many((event,))
 
@@ -115,8 +113,6 @@ class Oracle:
         stats.deficit_tokens = self.queue.classes[index].deficit
         return stats
 
-    # ---- time
-
     def _dues(self) -> list[tuple[int, int, int, Live]]:
         """Everything that time will do: (due time, kind, seq or attempt, request)."""
         dues = []
@@ -142,8 +138,6 @@ class Oracle:
                 self._evict(live, EvictReason.BOOKING_EXPIRED, due_ns)
             else:
                 self._end(live, Outcome.ABORTED)
-
-    # ---- events
 
     def _apply(self, event) -> None:
         match event:
@@ -295,8 +289,6 @@ class Oracle:
         else:
             self.index[rank].clear()
 
-    # ---- limits
-
     def _usage(self, class_index: int) -> tuple[int, int, int]:
         """Waiting requests, their raw and their cached tokens."""
         waiting = [x for x in self._waiting() if x.class_index == class_index]
@@ -335,8 +327,6 @@ class Oracle:
             return None
         excess = ceil_div(self._queued_cost(class_index) * (current - limit + 1), current)
         return min(max(ceil_div(excess * span_ns, served), RETRY_MIN_NS), RETRY_MAX_NS)
-
-    # ---- settle
 
     def _settle(self) -> None:
         while True:
@@ -408,8 +398,6 @@ class Oracle:
         costs = [rank_cost(self.loads_by_rank[r], request, self._overlap_blocks(request, r), size) for r in ranks]
         tied = [rank for rank, cost in zip(ranks, costs, strict=True) if cost == min(costs)]
         return tied[self.generator.draw(len(tied))] if len(tied) > 1 else tied[0]
-
-    # ---- small things
 
     def _waiting(self) -> list[Live]:
         return sorted((x for x in self.live.values() if x.state == "waiting"), key=lambda x: x.seq)

@@ -74,9 +74,6 @@ class Plan:
         return self.flavour.config
 
 
-# ---- configurations
-
-
 @st.composite
 def class_keys(draw) -> dict:
     """Order, thresholds and limits of a class."""
@@ -122,9 +119,6 @@ def configs(draw, huge: bool = False) -> SchedulerConfig:
         index=draw(st.sampled_from((IndexMode.EVENTS, IndexMode.EVENTS, IndexMode.OFF))),
         seed=draw(st.sampled_from((0, 42, 2**64 - 1))),
     )
-
-
-# ---- flavours
 
 
 def names_of(config: SchedulerConfig) -> tuple[str | None, ...]:

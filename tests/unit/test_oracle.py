@@ -202,9 +202,6 @@ def test_naive_loop_is_guarded():
         call(filled(EXACT, (1, [2**53])))
 
 
-# ---- keys
-
-
 def order(policy: QueuePolicy, *entries: tuple[int, float, int]) -> list[int]:
     """Positions of (arrival seconds, jump, cost) in the order in which they are served."""
     keys = [sort_key(policy, 0, jump, at * S, None, cost, seq) for seq, (at, jump, cost) in enumerate(entries)]
@@ -247,9 +244,6 @@ def test_wspt_weight_of_odd_jumps():
 
     assert key(math.nan) == key(-1.0) == key(0.0) == -(1.0 / 3.0)
     assert key(math.inf) == -math.inf
-
-
-# ---- the generator and the ledger
 
 
 def raw(seed: int, count: int) -> list[int]:
