@@ -1,4 +1,5 @@
-# Which rank is the cheapest for a request. Functions only: they read loads and overlaps and write nothing but their answer.
+# Which rank is the cheapest for a request. Functions only: they read loads and overlaps, and write nothing but their
+# answer.
 from kvcore._ledger cimport load_t
 from kvcore._types cimport int32_t, int64_t, slot_t, tokens_t, u128, uint64_t
 

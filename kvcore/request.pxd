@@ -1,6 +1,6 @@
-# C layout of the values in request.py, with the same fields in the same order: a compiled dataclass takes its order from
-# here. And the request helpers: the one place where effective cached tokens, prefill delta and block counts are computed;
-# _ledger receives their results only.
+# C layout of the values in request.py, with the same fields in the same order: a compiled dataclass takes its order
+# from here. And the request helpers: the one place where effective cached tokens, prefill delta and block counts are
+# computed; _ledger receives their results only.
 cimport cython
 from kvcore._types cimport ceil_div, int64_t, tokens_t, uint32_t, uint64_t
 
@@ -46,7 +46,8 @@ cdef class WorkerConfig:
     cdef readonly frozenset taints             # of str
 
 
-cdef inline tokens_t effective_cached_tokens(int64_t overlap_blocks, tokens_t prompt_tokens, int64_t block_size) noexcept nogil:
+cdef inline tokens_t effective_cached_tokens(
+    int64_t overlap_blocks, tokens_t prompt_tokens, int64_t block_size) noexcept nogil:
     """Cached tokens that serve this prompt: whole blocks, never more than the prompt (DESIGN D1)."""
     if overlap_blocks > prompt_tokens // block_size:
         return prompt_tokens

@@ -1,37 +1,20 @@
-"""Trace readers on damaged input: only InvalidTrace comes out, with the right place, and never a row that is wrong."""
+"""Trace readers on damaged rows and damaged gzip: only InvalidTrace, with the right place, never a wrong row."""
 
 from __future__ import annotations
 
-import errno
 import gzip
-import io
-import json
-import os
 import random
-import tempfile
 import zlib
-from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import event, example, given
-from hypothesis import strategies as st
-from kvcore.drivers.replay import lines
-from kvcore.drivers.replay.traces import FORMATS, TraceRow, open_traces
+from kvcore.drivers.replay.traces import open_traces
+from trace_files import AZURE, BURSTGPT, GOOD, VIDUR, Write, bad_row, whole_file
 
 from kvcore.errors import InvalidTrace
 
 MALFORMED = Path(__file__).parents[1] / "data" / "malformed"
-GOOD = '{"timestamp": 0, "input_length": 600, "output_length": 20, "hash_ids": [0, 1]}'
-AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens"
-BURSTGPT = "Timestamp,Session ID,Model,Request tokens,Response tokens,Total tokens,Log Type"
-VIDUR = "arrived_at,num_prefill_tokens,num_decode_tokens"
-ARXIV = "num_prefill_tokens,num_decode_tokens,num_total_tokens,pd_ratio"
-
-Write = Callable[[str | bytes], str]
-
 
 @pytest.fixture
 def write(tmp_path: Path) -> Write:
@@ -43,30 +26,6 @@ def write(tmp_path: Path) -> Write:
         return str(path)
 
     return make
-
-
-def whole_file(path: str | Path, **options: Any) -> str:
-    """The reason for which open_traces refuses the file as a whole, skip_bad or not."""
-    reasons = set()
-    for skip_bad in (False, True):
-        with pytest.raises(InvalidTrace) as caught:
-            open_traces([path], skip_bad=skip_bad, **options)
-        assert (caught.value.file, caught.value.line) == (str(path), None)
-        reasons.add(caught.value.reason)
-    (reason,) = reasons
-    return reason
-
-
-def bad_row(path: str, line: int | None, **options: Any) -> tuple[str, list[TraceRow]]:
-    """The reason for which the one bad row of the file, on this line, is refused; and the other rows."""
-    with pytest.raises(InvalidTrace) as caught:
-        list(open_traces([path], **options))
-    assert (caught.value.file, caught.value.line) == (path, line)
-    stream = open_traces([path], skip_bad=True, **options)
-    rows = list(stream)
-    assert stream.skipped_rows == [(path, line, caught.value.reason)]
-    assert (stream.skipped, stream.read) == (1, len(rows) + 1)
-    return caught.value.reason, rows
 
 
 # One bad line between two good ones.
@@ -281,130 +240,6 @@ def test_a_prompt_of_too_many_blocks(write: Write) -> None:
     assert len(set(last.block_hashes)) == 2**20
 
 
-# Lines and files.
-
-
-@pytest.mark.parametrize("end", ["\n", "\r\n", "\r\r\n"])
-def test_line_ends_and_marks_that_are_accepted(write: Write, end: str) -> None:
-    for text in (GOOD + end + GOOD + end, "\ufeff" + GOOD + end + GOOD, end + GOOD + end + " \t" + end + GOOD + "  "):
-        assert len(list(open_traces([write(text)]))) == 2
-        assert len(list(open_traces([write(gzip.compress(text.encode()))]))) == 2
-    assert len(list(open_traces([write("\ufeff" + VIDUR + end + "0,1,1" + end)]))) == 1
-
-
-def test_a_line_longer_than_the_bound(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lines, "LINE_MAX", 200)
-    exact = GOOD + " " * (199 - len(GOOD)) + "\n"
-    assert len(list(open_traces([write(exact)]))) == 1
-    for tail in (" " * 200, "x" * 300_000):
-        reason, rows = bad_row(write(GOOD + "\n" + GOOD + tail + "\n" + exact), 2)
-        assert reason == "longer than 200 bytes"
-        assert [row.row for row in rows] == [1, 3]
-        assert bad_row(write(GOOD + "\n" + GOOD + tail), 2)[0] == "longer than 200 bytes"
-
-
-def test_a_line_of_20_mib_is_never_held(write: Write) -> None:
-    path = write(gzip.compress(GOOD.encode() + b"\n" + b" " * (20 << 20) + b"\n" + GOOD.encode(), 1))
-    reason, rows = bad_row(path, 2)
-    assert (reason, [row.row for row in rows]) == ("longer than 16777216 bytes", [1, 3])
-
-
-@pytest.mark.parametrize(
-    ("content", "reason"),
-    [
-        (b"", "the file is empty"),
-        (gzip.compress(b""), "the file is empty"),
-        (b"\n \r\n\t\n", "no data: only blank lines"),
-        (b"\xef\xbb\xbf", "no data: only blank lines"),
-        (f"{AZURE}\r\n\r\n".encode(), "no data: a header alone"),
-        (f"{GOOD}\r{GOOD}\r".encode(), "carriage returns alone end the lines"),
-        (f"{AZURE}\r2023-11-16 18:15:46,1,1".encode(), "carriage returns alone end the lines"),
-        (GOOD.encode("utf-16"), "UTF-16 text"),
-        (b"\xfe\xff" + GOOD.encode("utf-16-be"), "UTF-16 text"),
-        (GOOD.encode("utf-16-le"), "cannot tell the format"),
-        (GOOD.encode("utf-32"), "UTF-32 text"),
-        (b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 9\n", "a Git LFS pointer, not the data"),
-        (gzip.compress(b"version https://git-lfs.github.com/spec/v1\n"), "a Git LFS pointer, not the data"),
-        (gzip.compress(gzip.compress(GOOD.encode())), "gzip inside gzip"),
-        (b"BZh91AY&SY", "bzip2 data"),
-        (b"\x28\xb5\x2f\xfd\x00", "zstd data"),
-        (b"PAR1\x15\x04", "a Parquet file"),
-        (f"[{GOOD}]\n".encode(), "one JSON array"),
-        (f"[\n{GOOD},\n{GOOD}\n]\n".encode(), "one JSON array"),
-        (b"[]", "one JSON array"),
-        (f"\ufeff{AZURE}\n".replace(",", ";").encode(), "the columns are separated by ';', not by commas"),
-        (f"{VIDUR}\n".replace(",", "\t").encode(), "the columns are separated by '\\t', not by commas"),
-        (f"{ARXIV}\n1,2,3,0.5\n".encode(), "a vidur file of lengths without times"),
-        (f"{AZURE},contexttokens\n1,2,3,4\n".encode(), "column ContextTokens stands twice in the header"),
-        (b"\x1f\x8b", "the gzip data ends too early"),
-        (b"\x1f\x8b\x09" + bytes(7), "the gzip data is damaged: Unknown compression method"),
-        (gzip.compress(GOOD.encode())[:20], "the gzip data ends too early"),
-        (b'"' + AZURE.encode() + b"\n", "cannot tell the format"),
-    ],
-)
-def test_a_file_that_is_refused_as_a_whole(write: Write, content: bytes, reason: str) -> None:
-    assert whole_file(write(content)).startswith(reason)
-
-
-@pytest.mark.parametrize(
-    ("content", "form", "reason"),
-    [
-        (f"[{GOOD}]\n", "mooncake", "one JSON array"),
-        (f"{AZURE}\n".replace(",", ";"), "azure", "the columns are separated by ';'"),
-        (f"{VIDUR}\n0,1,1", "azure", "no column TIMESTAMP and ContextTokens and GeneratedTokens in the header"),
-        (f"{ARXIV}\n1,2,3,0.5\n", "vidur", "a vidur file of lengths without times"),
-        (f"{AZURE}\0\n1,1,1", "azure", "the header cannot be read: a NUL byte in the line"),
-        ("\n\n", "vidur", "no data: only blank lines"),
-    ],
-)
-def test_a_forced_format_that_does_not_fit(write: Write, content: str, form: str, reason: str) -> None:
-    assert whole_file(write(content), format=form).startswith(reason)
-
-
-def test_a_first_line_that_cannot_be_read_is_a_row_where_no_header_is_needed(write: Write) -> None:
-    path = write(f"\0\n{GOOD}\n")
-    for form in (None, "mooncake"):
-        reason, rows = bad_row(path, 1, format=form)
-        assert (reason, [row.row for row in rows]) == ("a NUL byte in the line", [2])
-
-
-def test_what_the_system_refuses(tmp_path: Path) -> None:
-    assert whole_file(tmp_path) == os.strerror(errno.EISDIR)
-    assert whole_file(tmp_path / "missing") == os.strerror(errno.ENOENT)
-    loop = tmp_path / "loop"
-    loop.symlink_to(loop)
-    assert whole_file(loop) == os.strerror(errno.ELOOP)
-    assert whole_file(str(tmp_path / ("x" * 5000))) == os.strerror(errno.ENAMETOOLONG)
-    assert whole_file("nul\0byte") == "embedded null byte"
-
-
-def test_a_file_without_permission(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(file: str) -> None:
-        raise PermissionError(errno.EACCES, "Permission denied", file)
-
-    # The real thing cannot be had where the tests run as root.
-    monkeypatch.setattr(io, "FileIO", refuse)
-    assert whole_file(write(GOOD)) == os.strerror(errno.EACCES)
-
-
-def test_a_disk_that_fails_while_reading(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Failing(io.FileIO):
-        reads = 0
-
-        def readinto(self, buffer: Any) -> int | None:
-            self.reads += 1
-            if self.reads > 1:
-                raise OSError(errno.EIO, "Input/output error")
-            return super().readinto(buffer)
-
-    path = write((GOOD + "\n") * 10_000)
-    monkeypatch.setattr(io, "FileIO", Failing)
-    for skip_bad in (False, True):
-        with pytest.raises(InvalidTrace) as caught:
-            list(open_traces([path], skip_bad=skip_bad))
-        assert (caught.value.line, caught.value.reason) == (None, os.strerror(errno.EIO))
-
-
 # Damaged gzip.
 
 
@@ -504,102 +339,3 @@ def test_fixture(name: str) -> None:
         assert caught.value.line == bad_lines[0]
     else:
         assert len(list(open_traces([path]))) == rows
-
-
-# Fuzz.
-
-SEEDS = (
-    "\n".join(
-        json.dumps({"timestamp": time, "input_length": 500 + time, "output_length": time, "hash_ids": [time, 3]})
-        for time in range(13, 33)
-    ),
-    "\r\n".join([AZURE, *(f"2023-11-16 18:15:{time}.0000001,{time},{time}" for time in range(13, 33))]),
-    "\n".join([BURSTGPT, *(f'{time}.25,{time},"GPT, 4",{time},1,{time + 1},API log' for time in range(13, 33))]),
-    "\n".join([VIDUR, *(f"{time}.5,{time},{time}" for time in range(13, 33))]),
-)
-
-
-def consume(content: bytes, **options: Any) -> list[TraceRow]:
-    """Read bytes as a file, checking what must hold of whatever comes out."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "trace")
-        path.write_bytes(content)
-        stream = open_traces([path], **options)
-        rows = list(stream)
-    assert stream.read == len(rows) + stream.skipped
-    assert len(stream.skipped_rows) == min(stream.skipped, 20)
-    latest = 0
-    for found in rows:
-        assert latest <= found.arrival_ns < 2**62
-        assert 1 <= found.prompt_tokens <= 2**53
-        assert 1 <= found.output_tokens <= 2**53
-        assert len(found.block_hashes) in (0, -(-found.prompt_tokens // stream.block_size))
-        latest = found.arrival_ns
-    return rows
-
-
-@given(
-    st.one_of(st.binary(max_size=200), st.text(max_size=200).map(str.encode), st.sampled_from(SEEDS).map(str.encode)),
-    st.sampled_from([None, *FORMATS]), st.booleans(), st.booleans(),
-)
-def test_any_bytes_raise_nothing_but_invalid_trace(
-    content: bytes, form: str | None, skip_bad: bool, packed: bool
-) -> None:
-    try:
-        consume(gzip.compress(content) if packed else content, format=form, skip_bad=skip_bad)
-    except InvalidTrace:
-        event("refused")
-
-
-@st.composite
-def damaged(draw: st.DrawFn) -> bytes:
-    """A valid file with a few bytes cut out, written over or copied elsewhere."""
-    content = draw(st.sampled_from(SEEDS)).encode()
-    if draw(st.booleans()):
-        content = gzip.compress(content, mtime=0)
-    for _ in range(draw(st.integers(1, 4))):
-        start, end = sorted((draw(st.integers(0, len(content))), draw(st.integers(0, len(content)))))
-        middle = draw(st.one_of(
-            st.just(b""), st.binary(max_size=8), st.just(content[start:end]),
-            st.sampled_from([b"\n", b"\r", b'"', b",", b"{", b"[", b"-", b"e", b"9" * 30, b"\xef\xbb\xbf", b"null"]),
-        ))
-        content = content[:start] + middle + content[min(end, start + draw(st.integers(0, 8))) :]
-    return content
-
-
-@given(damaged(), st.sampled_from([None, *FORMATS]), st.booleans(), st.sampled_from([None, 16, 7]))
-def test_damaged_files_raise_nothing_but_invalid_trace(
-    content: bytes, form: str | None, skip_bad: bool, block_size: int | None
-) -> None:
-    try:
-        consume(content, format=form, skip_bad=skip_bad, block_size=block_size)
-    except InvalidTrace:
-        event("refused")
-
-
-@given(
-    st.sampled_from(SEEDS),
-    st.lists(st.tuples(st.integers(2, 20), st.integers(0, 100), st.integers(0, 6), st.binary(max_size=6)), max_size=6),
-)
-@example(SEEDS[0], [(2, 0, 1, b"[")])
-@example(SEEDS[1], [(5, 0, 6, b"\r\r\r")])
-def test_damaged_rows_cost_themselves_only(seed: str, damage: list[tuple[int, int, int, bytes]]) -> None:
-    """With skip_bad nothing is raised, and a row whose line is untouched comes out as it stands in the sound file."""
-    sound = {found.row: found for found in consume(seed.encode())}
-    file_lines = seed.encode().split(b"\n")
-    headers = 0 if seed.startswith("{") else 1
-    hit = set()
-    for index, start, length, middle in damage:
-        # Fewer or more lines would change the numbers of the rows behind, which is right but not what is compared here.
-        if index >= len(file_lines) or b"\n" in middle:
-            continue
-        line = file_lines[index]
-        changed = line[:start] + middle + line[start + length :]
-        if changed.strip(b" \t\r\n"):
-            file_lines[index] = changed
-            hit.add(index + 1 - headers)
-    rows = {found.row: found for found in consume(b"\n".join(file_lines), skip_bad=True)}
-    shift = {rows[number].arrival_ns - found.arrival_ns for number, found in sound.items() if number not in hit}
-    assert len(shift) == 1, "a damaged row that became the first one moves all others alike"
-    for number in sound.keys() - hit:
-        assert replace(rows[number], arrival_ns=0) == replace(sound[number], arrival_ns=0)
