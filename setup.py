@@ -84,7 +84,6 @@ if sys.byteorder != "little":
     sys.exit("kvcore is built for little-endian machines only")
 
 setup(
-    options={"build_ext": {"parallel": os.cpu_count() or 1}},
     ext_modules=cythonize(
         extensions(),
         compiler_directives=DIRECTIVES,
