@@ -22,8 +22,6 @@ import yaml
 
 from kvcore import _yaml_marks as marks
 from kvcore._yaml_marks import Place, Section
-from kvcore.config import SchedulerConfig
-from kvcore.errors import InvalidConfig
 from kvcore.policy import AdmissionSpec, Arbitration, CacheBucket, Capacity, PolicyClass, PolicyProfile, QueuePolicy
 
 _IDENTIFIER = re.compile(r"[A-Za-z0-9_.-]+")
@@ -303,33 +301,3 @@ def _describe_class(item: PolicyClass) -> dict[str, Any]:
     if item.admission is not None:
         described["admission"] = {"type": item.admission.type, "parameters": copy.deepcopy(item.admission.parameters)}
     return described
-
-
-def lint(document: PolicyDocument) -> list[str]:
-    """Warnings about a valid policy, root first: what has no effect, what this version cannot run, what may starve."""
-    warnings = [f"root: {key}: not used by kvcore, ignored" for key in document.ignored_keys]
-    profiles = {} if document.root is None else {"root": document.root}
-    profiles |= {f"model {marks.quote(name)}": profile for name, profile in document.models.items()}
-    for location, profile in profiles.items():
-        try:
-            SchedulerConfig(profile=profile)
-        except InvalidConfig as error:
-            warnings.append(f"{location}: a scheduler refuses it: {error}")
-        for item in profile.classes:
-            place = f"{location}, class {marks.quote(item.name)}"
-            warnings += [f"{place}: {warning}" for warning in _lint_class(item, profile)]
-    return warnings
-
-
-def _lint_class(item: PolicyClass, profile: PolicyProfile) -> list[str]:
-    warnings = []
-    if item.queue_policy is QueuePolicy.LCFS:
-        warnings.append("queue_policy: lcfs serves the newest request first, so old ones may wait without end")
-    limits = [
-        item.request_queue_limit_per_worker, item.raw_isl_token_queue_limit_per_worker,
-        item.cached_token_queue_limit_per_worker,
-    ]
-    waits = item.prefill_busy_threshold is not None or item.prefill_busy_threshold_frac is not None
-    if limits != [None, None, None] and not waits and profile.capacity is Capacity.ADVISORY:
-        warnings.append("queue limits without a busy threshold have no effect: the class never waits for capacity")
-    return warnings

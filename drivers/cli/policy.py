@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import sys
 from io import StringIO
@@ -11,10 +12,13 @@ from typing import IO, TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
+    from fractions import Fraction
+
     from rich.table import Table
 
     from kvcore.policy import PolicyClass, PolicyProfile
     from kvcore.policy_file import PolicyDocument
+    from kvcore.policy_lint import WorstCase
 
 #: The loader's limit of about a million characters, at up to four bytes each.
 FILE_BYTES_MAX = 4 << 20
@@ -25,6 +29,8 @@ _QUEUE_LIMITS = (
     ("raw tokens", "raw_isl_token_queue_limit_per_worker"),
     ("cached tokens", "cached_token_queue_limit_per_worker"),
 )
+#: Largest prompt in worst cases where none is given: the context of most models that are served today.
+MAX_PROMPT_TOKENS = 131_072
 _SYNTHETIC = "the built-in class `default` takes every request"
 
 
@@ -49,35 +55,49 @@ def policy_group() -> None:
 @policy_group.command("check")
 @click.argument("file", metavar="FILE")
 @click.option("--model", metavar="NAME", help="Show only the policy in effect for this model.")
-@click.option("--json", "as_json", is_flag=True, help="Print the policy in effect as JSON, itself a policy file.")
-def check_command(file: str, model: str | None, as_json: bool) -> None:
+@click.option(
+    "--max-prompt", metavar="N", type=click.IntRange(1, 2**53),
+    help=f"Tokens of the largest prompt: the largest cost in worst cases ({MAX_PROMPT_TOKENS} if not given); if given, "
+    "also looked at for warnings.",
+)
+@click.option(
+    "--json", "as_json", is_flag=True,
+    help="Print the policy in effect as JSON, itself a policy file; all else goes to standard error.",
+)
+def check_command(file: str, model: str | None, max_prompt: int | None, as_json: bool) -> None:
     """Validate the policy in FILE and print what is in effect, every default spelled out.
 
-    The exit status is 0 if the policy is valid, also with warnings, and 2 if it is not. With --json, warnings go to
-    standard error.
+    For each class it also prints the worst case of a waiting request: how many prompt tokens of all classes may be
+    served before it, as long as its class and lane may run. Own backlog is what waits in its class when it arrives.
+    Unbounded: nothing keeps younger requests of higher priority from passing it for ever.
+
+    The exit status is 0 if the policy is valid, also with warnings, and 2 if it is not.
 
     \b
     Examples:
       kvcore policy check premium.yaml
+      kvcore policy check premium.yaml --max-prompt 32768
       kvcore policy check premium.yaml --model llama-70b --json
     """
     from kvcore.errors import InvalidPolicy
-    from kvcore.policy_file import PolicyDocument, describe, lint, load_policy
+    from kvcore.policy_file import PolicyDocument, describe, load_policy
+    from kvcore.policy_lint import lint
 
     try:
         document = load_policy(_read_text(file), source=file)
     except InvalidPolicy as error:
         raise PolicyFileError(str(error)) from error
-    warnings = lint(document)
+    warnings = lint(document, max_prompt)
     scope = None if model is None else _scope(document, model)
     if model is not None:
         document = PolicyDocument(root=document.profile_for(model))
+    max_prompt = max_prompt or MAX_PROMPT_TOKENS
     if as_json:
         click.echo(json.dumps(describe(document), indent=2))
-        for warning in warnings:
-            click.echo(_one_line(f"warning: {warning}"), err=True)
+        for line in [*_notes(scope, document, max_prompt), *[f"warning: {warning}" for warning in warnings]]:
+            click.echo(_one_line(line), err=True)
     else:
-        click.echo(_report(file, scope, document, warnings), nl=False)
+        click.echo(_report(file, scope, document, warnings, max_prompt), nl=False)
 
 
 def _one_line(text: str) -> str:
@@ -109,9 +129,28 @@ def _scope(document: PolicyDocument, model: str) -> str:
     return f"model {model}: no profile of its own and no root profile, {_SYNTHETIC}"
 
 
-def _report(file: str, scope: str | None, document: PolicyDocument, warnings: list[str]) -> str:
+def _profiles(scope: str | None, document: PolicyDocument) -> list[tuple[str, PolicyProfile]]:
+    """What the profiles of the document are called, and they themselves."""
+    root = [] if document.root is None else [("root" if scope is None else "profile", document.root)]
+    return root + [(f"model {name}", profile) for name, profile in document.models.items()]
+
+
+def _notes(scope: str | None, document: PolicyDocument, max_prompt: int) -> list[str]:
+    """The worst cases, a line each, for where there is no table."""
+    from kvcore.policy_lint import worst_cases
+
+    lines = [
+        f"worst case: {title}, class {case.class_name}: {_worst(case)}"
+        for title, profile in _profiles(scope, document) for case in worst_cases(profile, max_prompt)
+    ]
+    return [_worst_headline(max_prompt), *lines] if lines else []
+
+
+def _report(file: str, scope: str | None, document: PolicyDocument, warnings: list[str], max_prompt: int) -> str:
     """The readable form: rich tables on a terminal, else plain aligned columns."""
     from rich.console import Console
+
+    from kvcore.policy_lint import worst_cases
 
     terminal = sys.stdout.isatty()
     buffer = StringIO()
@@ -125,9 +164,7 @@ def _report(file: str, scope: str | None, document: PolicyDocument, warnings: li
         console.print(_one_line(scope))
     elif document.root is None and not document.models:
         console.print(f"no profile: {_SYNTHETIC}")
-    profiles = [] if document.root is None else [("root" if scope is None else "profile", document.root)]
-    profiles += [(f"model {name}", profile) for name, profile in document.models.items()]
-    for title, profile in profiles:
+    for title, profile in _profiles(scope, document):
         console.print()
         console.print(_one_line(_headline(title, profile)), style="bold")
         console.print(_bucket_table(profile, terminal))
@@ -137,6 +174,10 @@ def _report(file: str, scope: str | None, document: PolicyDocument, warnings: li
             if item.admission is not None:
                 parameters = json.dumps(item.admission.parameters)
                 console.print(f"admission of {item.name}: {item.admission.type} {parameters}")
+        console.print()
+        console.print(_worst_headline(max_prompt))
+        rows = [[case.class_name, _worst(case)] for case in worst_cases(profile, max_prompt)]
+        console.print(_table(terminal, ["class", "served before it"], rows))
     if warnings:
         console.print()
     for warning in warnings:
@@ -206,3 +247,19 @@ def _busy(item: PolicyClass) -> str:
 def _limits(item: PolicyClass) -> str:
     values = [(unit, getattr(item, key)) for unit, key in _QUEUE_LIMITS]
     return ", ".join([f"{value} {unit}" for unit, value in values if value is not None]) or "(none)"
+
+
+def _worst_headline(max_prompt: int) -> str:
+    return f"worst case of a waiting request, prompts of up to {max_prompt:,} tokens (--max-prompt):"
+
+
+def _worst(case: WorstCase) -> str:
+    if case.slope is None or case.constant is None:
+        return case.reason
+    return f"at most {math.ceil(case.constant):,} + {_decimal(case.slope)} x own backlog served tokens"
+
+
+def _decimal(value: Fraction) -> str:
+    """The value rounded up to three decimals, as few of them as say the same but at least one."""
+    whole, thousandths = divmod(math.ceil(1000 * value), 1000)
+    return f"{whole:,}.{thousandths:03}".rstrip("0").ljust(len(f"{whole:,}.0"), "0")

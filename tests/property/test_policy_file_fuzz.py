@@ -12,7 +12,8 @@ from policy_texts import MODEL_AND_ROOT, SAMPLE, TWO_53, policy, refused
 
 from kvcore.errors import InvalidPolicy
 from kvcore.policy import AdmissionSpec, Arbitration, CacheBucket, Capacity, PolicyClass, PolicyProfile, QueuePolicy
-from kvcore.policy_file import PolicyDocument, describe, lint, load_policy
+from kvcore.policy_file import PolicyDocument, describe, load_policy
+from kvcore.policy_lint import lint, worst_cases
 
 #: For tests whose inputs take long to draw or to write out: a fifth of what the profile in use asks for.
 slow_examples = max(20, settings().max_examples // 5)
@@ -78,6 +79,7 @@ documents = st.builds(
 @given(documents, st.booleans())
 def test_describe_is_a_policy_file_that_loads_to_the_same(document: PolicyDocument, ascii_only: bool) -> None:
     text = json.dumps(describe(document), ensure_ascii=ascii_only, allow_nan=False)
+    assert all(isinstance(line, str) for line in lint(document, 1000))
     if ascii_only or text.isprintable():
         assert load_policy(text) == document
     else:
@@ -111,7 +113,10 @@ def check_total(text: str) -> None:
         refused(text)
     else:
         json.dumps(describe(document), allow_nan=False)
-        assert all(isinstance(line, str) and "\n" not in line for line in lint(document))
+        for max_prompt_tokens in (None, 1, TWO_53):
+            assert all(isinstance(line, str) and "\n" not in line for line in lint(document, max_prompt_tokens))
+        for profile in [*document.models.values(), *([] if document.root is None else [document.root])]:
+            assert [case.class_name for case in worst_cases(profile, 1)] == [item.name for item in profile.classes]
 
 
 @given(st.lists(edits, min_size=1, max_size=6), st.sampled_from([policy(), MODEL_AND_ROOT, SAMPLE]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from fractions import Fraction
 from pathlib import Path
 
 import pytest
@@ -57,6 +58,11 @@ uncached  3072 or more
 class     family    bucket    order  quantum  share  busy above   limit per worker
 cached    standard  cached    wspt   2048     80.0%  8192 tokens  (none)
 uncached  standard  uncached  fcfs   512      20.0%  2048 tokens  1048576 raw tokens
+
+worst case of a waiting request, prompts of up to 131,072 tokens (--max-prompt):
+class     served before it
+cached    unbounded: no max_overtake_tokens
+uncached  unbounded: no max_overtake_tokens
 """
 
 
@@ -71,6 +77,8 @@ def test_every_kind_of_value_piped(tmp_path: Path) -> None:
         ["c", "f", "b", "fcfs", "1", "25.0%", "7", "tokens", "or", "16.0", "x", "max", "batched", "tokens",
          "0", "requests,", "2", "cached", "tokens", "3", "tokens"],
         ["vip", "(by", "its", "name)", "(any)", "fcfs", "3", "75.0%", "(never", "waits)", "(none)", "no", "bound"],
+        ["c", "never", "waits:", "dispatched", "or", "refused", "at", "once,", "as", "a", "limit", "is", "0"],
+        ["vip", "unbounded:", "arbitration", "reference", "promises", "no", "bound"],
     ]
     assert 'admission of c: t {"a": ["\\u00e9"]}' in lines
 
@@ -80,7 +88,7 @@ def test_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "100")
     monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
     document = load_policy(policy())
-    report = module._report("p.yaml", None, document, ["root: something"])
+    report = module._report("p.yaml", None, document, ["root: something"], 131_072)
     assert "p.yaml: valid" in report
     assert "───" in report
     assert "warning: root: something" in report
@@ -95,14 +103,15 @@ def test_ignored_keys_and_warnings_are_listed(tmp_path: Path) -> None:
     assert [line.split(":")[1:3] for line in warnings] == [[" root", " router"], [' root, class "c"', " queue_policy"]]
     as_json = check(path, "--json")
     assert as_json.exit_code == 0
-    assert as_json.stderr.splitlines() == warnings
+    assert [line for line in as_json.stderr.splitlines() if not line.startswith("worst case")] == warnings
     assert json.loads(as_json.stdout) == describe(load_policy(policy(queue_policy="lcfs")))
 
 
 @pytest.mark.parametrize("name", ["premium.yaml", "equal.yaml", "cached-uncached.yaml"])
 def test_json_is_a_policy_file_with_the_same_meaning(name: str, tmp_path: Path) -> None:
     first = check(str(EXAMPLES / name), "--json")
-    assert (first.exit_code, first.stderr) == (0, "")
+    assert first.exit_code == 0
+    assert all(line.startswith("worst case") for line in first.stderr.splitlines())
     assert json.loads(first.stdout) == describe(load_policy((EXAMPLES / name).read_text()))
     assert check(written(tmp_path, first.stdout), "--json").stdout == first.stdout
 
@@ -136,6 +145,62 @@ def test_a_model_to_which_no_profile_applies(tmp_path: Path) -> None:
         "model M: no profile of its own and no root profile, the built-in class `default` takes every request"
     ]
     assert json.loads(check(path, "--model", "M", "--json").stdout)["default_policy_family"] is None
+
+
+WORST = policy(prefill_busy_threshold="0", max_overtake_tokens="1000") + """\
+  - {name: slow, quantum: 3, prefill_busy_threshold: 0, max_overtake_tokens: 0}
+  - {name: free, quantum: 3, prefill_busy_threshold: 0}
+"""
+
+
+def test_worst_cases(tmp_path: Path) -> None:
+    path = written(tmp_path, WORST)
+    lines = check(path, "--max-prompt", "100").stdout.splitlines()
+    start = lines.index("worst case of a waiting request, prompts of up to 100 tokens (--max-prompt):")
+    assert lines[start + 1 : start + 5] == [
+        "class  served before it",
+        "c      at most 7,806 + 7.0 x own backlog served tokens",
+        "slow   at most 338 + 2.334 x own backlog served tokens",
+        "free   unbounded: no max_overtake_tokens",
+    ]
+    as_json = check(path, "--json")
+    assert as_json.stderr.splitlines()[:2] == [
+        "worst case of a waiting request, prompts of up to 131,072 tokens (--max-prompt):",
+        "worst case: root, class c: at most 1,055,582 + 7.0 x own backlog served tokens",
+    ]
+    assert load_policy(as_json.stdout) == load_policy(WORST)
+
+
+def test_worst_cases_of_each_profile(tmp_path: Path) -> None:
+    path = written(tmp_path, MODEL_AND_ROOT)
+    cases = [line.split(": ", 1)[1] for line in check(path, "--json").stderr.splitlines()[1:]]
+    assert cases == [
+        "root, class root_class: unbounded: no max_overtake_tokens",
+        "model replaced, class near: never waits: no busy threshold",
+        "model replaced, class far: unbounded: no max_overtake_tokens",
+    ]
+    (case,) = check(path, "--json", "--model", "other").stderr.splitlines()[1:]
+    assert case == "worst case: profile, class root_class: unbounded: no max_overtake_tokens"
+
+
+def test_the_largest_prompt_gives_reason_for_warnings(tmp_path: Path) -> None:
+    path = written(tmp_path, MODEL_AND_ROOT)
+    assert "warning" not in check(path).stdout
+    warnings = [line for line in check(path, "--max-prompt", "63").stdout.splitlines() if line.startswith("warning")]
+    assert [line.split(": ")[1:3] for line in warnings] == [
+        ['model "replaced", class "far"', "can never be chosen"],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (Fraction(1), "1.0"), (Fraction(5, 4), "1.25"), (Fraction(4, 3), "1.334"), (Fraction(5, 2), "2.5"),
+        (Fraction(29999, 10000), "3.0"), (Fraction(10), "10.0"), (Fraction(2**53 + 1), "9,007,199,254,740,993.0"),
+    ],
+)
+def test_slopes_are_rounded_up(value: Fraction, text: str) -> None:
+    assert module._decimal(value) == text
 
 
 def test_names_cannot_draw_on_the_terminal(tmp_path: Path) -> None:
@@ -191,6 +256,7 @@ def test_a_byte_order_mark_is_no_mistake(tmp_path: Path) -> None:
 
 
 def test_usage_mistakes() -> None:
-    for arguments in ([], ["--bogus", "x"], ["a", "b"]):
+    bad = (["--max-prompt", limit, "a"] for limit in ("0", "-1", "x", str(2**53 + 1)))
+    for arguments in ([], ["--bogus", "x"], ["a", "b"], *bad):
         assert check(*arguments).exit_code == 2
     assert check("--help").exit_code == 0
