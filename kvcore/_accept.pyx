@@ -24,8 +24,8 @@ cdef ns_t NS_END = <ns_t>1 << 62
 cdef int64_t TOKENS_MAX = <int64_t>1 << 53
 
 
-cdef ns_t accept(tuple events, ns_t last_ns, int64_t block_size) except -2:
-    """Check a batch that follows an event at last_ns; returns the time of its last event. Raises InvalidEvent."""
+cdef int accept(tuple events, ns_t last_ns, int64_t block_size) except -1:
+    """Check a batch that follows an event at last_ns. Raises InvalidEvent."""
     cdef Py_ssize_t index = 0
     cdef Event event
     for item in events:
@@ -42,7 +42,7 @@ cdef ns_t accept(tuple events, ns_t last_ns, int64_t block_size) except -2:
             raise InvalidEvent(index, str(error)) from None
         last_ns = event.now_ns
         index += 1
-    return last_ns
+    return 0
 
 
 cdef int _check(Event event, int64_t block_size) except -1:

@@ -29,7 +29,7 @@ cdef struct request_t:
     int32_t path_length
     int32_t sequence_length
     ns_t progress_ns       # last progress of the booking, or the moment of eviction
-    slot_t older           # booking timers in order of progress_ns
+    slot_t older           # booking timers in order of (progress_ns, attempt)
     slot_t newer
 
 
@@ -41,6 +41,7 @@ cdef class RequestTable:
     cdef list _requests            # slot -> Request while it waits, else None
     cdef heap_t _deadlines
     cdef int32_t* _deadline_pos
+    cdef bint _timed               # bookings expire: their timers are kept in order
     cdef slot_t _oldest            # booking timer that is due first
     cdef slot_t _newest
     cdef uint64_t _serial
@@ -61,4 +62,5 @@ cdef class RequestTable:
 
     cdef void _link(self, slot_t slot, ns_t now_ns) noexcept
     cdef int _grow(self, slot_t slots) except -1
+    cdef bint _is_later(self, slot_t slot, const request_t* row) noexcept
     cdef void _unlink(self, slot_t slot) noexcept

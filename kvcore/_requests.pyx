@@ -7,7 +7,7 @@ same for all, so the one that progressed longest ago is due first).
 Never here: queue order (_lanes), load (_ledger), decisions.
 
 Invariants: a row is live iff its id is in `ids`; exactly the waiting rows with a deadline are in the heap; exactly
-the running and evicted rows are in the list, whose progress_ns never falls from oldest to newest, equal ones by
+the running and evicted rows of a timed table are in the list, whose progress_ns never falls from oldest to newest, equal ones by
 attempt.
 """
 from cpython.long cimport PyLong_AsUnsignedLongLong
@@ -17,7 +17,9 @@ from kvcore._types cimport NEVER_NS, NO_SLOT, resize
 
 
 cdef class RequestTable:
-    def __cinit__(self):
+    def __cinit__(self, bint timed):
+        """timed: bookings expire, so that the order of their last progress matters."""
+        self._timed = timed
         self.ids = SlotTable()
         self._requests = []
         heap_init(&self._deadlines)
@@ -133,11 +135,8 @@ cdef class RequestTable:
 
     cdef void touch(self, slot_t slot, ns_t now_ns) noexcept:
         """Progress of a running request, or its eviction: its timer starts again."""
-        if self._newest == slot:
-            self.rows[slot].progress_ns = now_ns
-        else:
-            self._unlink(slot)
-            self._link(slot, now_ns)
+        self._unlink(slot)
+        self._link(slot, now_ns)
 
     cdef ns_t first_deadline_ns(self) noexcept:
         return <ns_t>self._deadlines.nodes[0].key.first if self._deadlines.size else NEVER_NS
@@ -151,21 +150,17 @@ cdef class RequestTable:
 
     cdef slot_t first_progress(self) noexcept:
         """Row of the timer that is due first; among equal times the lowest attempt."""
-        cdef slot_t best = self._oldest
-        cdef slot_t slot = self.rows[best].newer
-        while slot != NO_SLOT and self.rows[slot].progress_ns == self.rows[best].progress_ns:
-            if self.rows[slot].attempt < self.rows[best].attempt:
-                best = slot
-            slot = self.rows[slot].newer
-        return best
+        return self._oldest
 
     cdef void _link(self, slot_t slot, ns_t now_ns) noexcept:
-        """Append; steps back over later times, which exist only while overdue timers are restarted."""
+        """Insert from the young end: facts come in order of time and mostly of attempt, so O(1) but for ties."""
         cdef slot_t before = self._newest
         cdef request_t* row = &self.rows[slot]
-        while before != NO_SLOT and self.rows[before].progress_ns > now_ns:
-            before = self.rows[before].older
         row.progress_ns = now_ns
+        if not self._timed:
+            return
+        while before != NO_SLOT and self._is_later(before, row):
+            before = self.rows[before].older
         row.older = before
         row.newer = self._oldest if before == NO_SLOT else self.rows[before].newer
         if row.newer == NO_SLOT:
@@ -177,8 +172,15 @@ cdef class RequestTable:
         else:
             self.rows[before].newer = slot
 
+    cdef bint _is_later(self, slot_t slot, const request_t* row) noexcept:
+        cdef request_t* other = &self.rows[slot]
+        return other.progress_ns > row.progress_ns or (
+            other.progress_ns == row.progress_ns and other.attempt > row.attempt)
+
     cdef void _unlink(self, slot_t slot) noexcept:
         cdef request_t* row = &self.rows[slot]
+        if not self._timed:
+            return
         if row.older == NO_SLOT:
             self._oldest = row.newer
         else:

@@ -88,7 +88,7 @@ cdef class Scheduler:
             None if item.prefill_busy_threshold is None and item.prefill_busy_threshold_frac is None
             else (item.prefill_busy_threshold, item.prefill_busy_threshold_frac) for item in profile.classes]
         distinct = list(dict.fromkeys(pair for pair in thresholds if pair is not None))
-        self.requests = RequestTable()
+        self.requests = RequestTable(config.booking_ttl_ns is not None)
         self.fleet = Fleet(distinct, config.index is IndexMode.EVENTS)
         self.placement = Placement(
             self.fleet, self.requests, config, [None if pair is None else distinct.index(pair) for pair in thresholds])
@@ -114,7 +114,6 @@ cdef class Scheduler:
 
     cdef tuple _run(self, tuple events):
         cdef list out
-        cdef ns_t last_ns
         if self.poisoned:
             raise RuntimeError("this scheduler has failed before; its state cannot be trusted")
         if self.stepping:
@@ -123,7 +122,7 @@ cdef class Scheduler:
             return NOTHING
         self.stepping = True
         try:
-            last_ns = accept(events, self.now_ns, self.block_size)
+            accept(events, self.now_ns, self.block_size)
             self.poisoned = True               # until the batch is through
             out = []
             self.backlog.begin_batch()

@@ -188,7 +188,7 @@ cdef class Requests:
     cdef RequestTable table
 
     def __cinit__(self):
-        self.table = RequestTable()
+        self.table = RequestTable(True)
 
     def find(self, str request_id):
         return or_none(self.table.find(request_id))

@@ -139,7 +139,9 @@ def test_of_equal_times_the_lowest_attempt_is_first():
     table.touch(c, 9)
     assert table.timers() == [a, b, c]
     table.touch(a, 9)
-    assert table.timers() == [b, c, a]
+    assert table.timers() == [a, b, c]
+    table.touch(b, 9)
+    assert table.timers() == [a, b, c]
     assert table.first_progress() == (9, a)
     table.close(a)
     assert table.first_progress() == (9, b)
