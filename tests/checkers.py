@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 
 from checkers_life import one_life_each
+from checkers_overtaking import overtaking_is_bounded
 from checkers_shares import shares_are_bounded
-from history import LIMITS, Fleet, Prefill, eligible, fleets, is_end, moments, settles_once
+from history import LIMITS, Fleet, Prefill, eligible, fleets, is_end, moments, rank_of, settles_once
 from oracle_queue import sort_key
 from recording import Run
 
@@ -139,10 +140,16 @@ def may_wait(item: PolicyClass) -> bool:
 
 
 def lanes_keep_their_order(run: Run) -> list[str]:
-    """A request is not dispatched past a better one of its class and lane; equal keys go first come, first served."""
+    """A request is not dispatched past a better one of its class and lane; equal keys go first come, first served.
+
+    Not under an overtaking bound, where the oldest may go first.
+    """
     faults = []
+    classes = run.config.effective_profile().classes
     for moment in moments(run):
         if not isinstance(moment.action, Dispatch) or moment.subject is None:
+            continue
+        if classes[moment.action.class_index].max_overtake_tokens is not None:
             continue
         own = key_of(run, moment.action.class_index, moment.subject)
         for request_id, (class_index, other) in moment.waiting.items():
@@ -294,8 +301,9 @@ def is_true(run: Run, action: Reject, request, now_ns: int, seen: list[Fleet]) -
         R.DEADLINE_EXPIRED: request.deadline_ns is not None and request.deadline_ns <= now_ns,
         R.PINNED_WORKER_NOT_ALLOWED: pin is not None and allowed is not None and pin.worker_id not in allowed,
         R.NO_WORKERS: any(not fleet.workers for fleet in seen),
-        R.PINNED_WORKER_UNAVAILABLE: pin is not None and none_eligible,
-        R.NO_ELIGIBLE_WORKER: pin is None and none_eligible,
+        R.PINNED_WORKER_UNAVAILABLE: pin is not None and any(rank_of(pin) not in fleet.ranks() for fleet in seen),
+        R.NO_ELIGIBLE_WORKER: none_eligible if pin is None else any(
+            rank_of(pin) in fleet.ranks() and not eligible(request, fleet) for fleet in seen),
         R.WOULD_QUEUE: request.do_not_queue,
     }[action.reason]
 
@@ -306,7 +314,7 @@ CHECKERS = {
     for checker in (
         one_life_each, dispatches_follow_arrivals, releases_once, evictions_are_justified, parks_once,
         lanes_keep_their_order, limits_hold, deadlines_hold, ranks_are_allowed, capacity_is_used_and_not_exceeded,
-        refusals_are_justified, shares_are_bounded,
+        refusals_are_justified, shares_are_bounded, overtaking_is_bounded,
     )
 }
 

@@ -17,7 +17,8 @@ def shares_are_bounded(run: Run) -> list[str]:
     """While two classes stay dispatchable, service per quantum differs by at most 1 + largest costs per quantum.
 
     Decided where a class is dispatchable exactly when it is not empty (one threshold for all, no pins, no allow-lists,
-    no limits) and costs are known (no caches); there it holds for every stretch of time, not only from the beginning.
+    no taints, no limits) and costs are known (no caches); there it holds for every stretch of time, not only from the
+    beginning.
     """
     if not can_be_judged(run):
         return []
@@ -102,5 +103,6 @@ def can_be_judged(run: Run) -> bool:
     requests = [event.request for events, _ in run.steps for event in events if isinstance(event, RequestArrived)]
     if len({request.request_id for request in requests}) < len(requests):
         return False
-    plain = [r.pinned is None and r.allowed_workers is None and not r.do_not_queue for r in requests]
+    plain = [r.pinned is None and r.allowed_workers is None and not r.required_taints and not r.do_not_queue
+             for r in requests]
     return all(plain) and all(Arrival(request, 0, 0).cost(run.config) is not None for request in requests)

@@ -23,7 +23,7 @@ from kvcore.events import (
     WorkerRemoved,
     WorkerUpserted,
 )
-from kvcore.request import Request, WorkerConfig
+from kvcore.request import Rank, Request, WorkerConfig
 
 LIMITS = (
     "request_queue_limit_per_worker", "raw_isl_token_queue_limit_per_worker", "cached_token_queue_limit_per_worker",
@@ -130,12 +130,17 @@ def fleets(run: Run) -> Iterator[list[Fleet]]:
         yield seen
 
 
+def rank_of(pin: Rank) -> tuple[int, int]:
+    return pin.worker_id, pin.dp_rank
+
+
 def eligible(request: Request, fleet: Fleet) -> set[tuple[int, int]]:
     """The ranks that a request may use."""
+    ranks = {rank for rank in fleet.ranks() if request.required_taints <= fleet.workers[rank[0]][0].taints}
     if request.pinned is not None:
-        return fleet.ranks() & {(request.pinned.worker_id, request.pinned.dp_rank)}
+        return ranks & {rank_of(request.pinned)}
     allowed = request.allowed_workers
-    return {rank for rank in fleet.ranks() if allowed is None or rank[0] in allowed}
+    return {rank for rank in ranks if allowed is None or rank[0] in allowed}
 
 
 def settles_once(run: Run) -> bool:

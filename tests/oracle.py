@@ -32,12 +32,16 @@ from kvcore.events import (
     WorkerUpserted,
 )
 from kvcore.policy import PolicyClass
-from kvcore.request import Request
+from kvcore.request import Rank, Request
 
 DEFAULT_MAX_BATCHED_TOKENS = 10_000_000
 RETRY_MIN_NS = 1_000_000
 RETRY_MAX_NS = 3_600 * 10**9
 R = RejectReason
+
+
+def rank_of(pin: Rank) -> tuple[int, int]:
+    return pin.worker_id, pin.dp_rank
 
 
 class Oracle:
@@ -46,7 +50,9 @@ class Oracle:
     def __init__(self, config: SchedulerConfig | None = None) -> None:
         self.config = config if config is not None else SchedulerConfig()
         self.profile = self.config.effective_profile()
-        self.queue = PolicyQueue([item.quantum for item in self.profile.classes], self.profile.arbitration)
+        classes = self.profile.classes
+        self.queue = PolicyQueue([item.quantum for item in classes], self.profile.arbitration,
+                                 [item.max_overtake_tokens for item in classes])
         self.workers: dict[int, Worker] = {}
         self.loads_by_rank: dict[tuple[int, int], RankLoad] = {}
         self.index: dict[tuple[int, int], set[int]] = {}
@@ -156,6 +162,7 @@ class Oracle:
             case WorkerRemoved():
                 if event.worker_id in self.workers:
                     self._remove_ranks(self.workers.pop(event.worker_id).ranks())
+                    self.queue.forget_verdicts()
                 else:
                     self.counts.stale_events += 1
             case BlocksStored() | BlocksRemoved() | BlocksCleared():
@@ -193,9 +200,9 @@ class Oracle:
     def _refusal_of_fleet(self, request: Request) -> RejectReason | None:
         if not self.workers:
             return R.NO_WORKERS
-        if self._eligible(request):
-            return None
-        return R.NO_ELIGIBLE_WORKER if request.pinned is None else R.PINNED_WORKER_UNAVAILABLE
+        if request.pinned is not None and rank_of(request.pinned) not in self.loads_by_rank:
+            return R.PINNED_WORKER_UNAVAILABLE
+        return None if self._eligible(request) else R.NO_ELIGIBLE_WORKER
 
     def _classify(self, name: str | None, uncached: int) -> int:
         """DESIGN D2: explicit class, else family and the last bucket whose floor is reached."""
@@ -259,6 +266,7 @@ class Oracle:
         if known is not None and event.incarnation < known.incarnation:
             self.counts.stale_events += 1
             return
+        self.queue.forget_verdicts()
         worker = Worker(event.config, event.incarnation)
         if known is not None:
             restarted = event.incarnation > known.incarnation
@@ -404,11 +412,11 @@ class Oracle:
 
     def _eligible(self, request: Request) -> list[tuple[int, int]]:
         """Ranks that this request may use, in canonical order."""
-        if request.pinned is not None:
-            pin = (request.pinned.worker_id, request.pinned.dp_rank)
-            return [pin] if pin in self.loads_by_rank else []
-        allowed = request.allowed_workers
-        return sorted(r for r in self.loads_by_rank if allowed is None or r[0] in allowed)
+        pin, allowed = request.pinned, request.allowed_workers
+        ranks = [r for r in self.loads_by_rank if request.required_taints <= self.workers[r[0]].config.taints]
+        if pin is not None:
+            return [r for r in ranks if r == rank_of(pin)]
+        return sorted(r for r in ranks if allowed is None or r[0] in allowed)
 
     def _overlap_blocks(self, request: Request, rank: tuple[int, int]) -> int:
         if request.overlap is not None:

@@ -1,6 +1,7 @@
 """The oracle's waiting room: keys, lanes, both forms of deficit round robin, written for the eye and not for speed.
 
-Nothing here is cached: the head of a lane is the least of its entries, found by looking at all of them. Mode `exact` of
+Nothing here is cached: the head of a lane is the least of its entries, found by looking at all of them. Verdicts are
+remembered only under an overtaking bound, where one can see that they are (DESIGN D4, D17). Mode `exact` of
 DESIGN D5 is the loop that the rule describes in words, one quantum at a time. Mode `reference` follows the numbered
 steps of the reference facts (one call of its round robin), with their separate cursor and carry marker, and not D5's
 restatement of them.
@@ -51,6 +52,7 @@ class Entry:
     lane: object = None
     payload: object = None
     class_index: int = -1
+    overtaken: int = 0
 
 
 CanRun = Callable[[Entry], bool]
@@ -58,27 +60,59 @@ CanRun = Callable[[Entry], bool]
 
 @dataclass
 class ClassQueue:
-    """The entries of one policy class, in no order at all."""
+    """The entries of one policy class, oldest first. bound: max_overtake_tokens. judged: who blocks a lane, by lane."""
 
     quantum: int
+    bound: int | None = None
     deficit: int = 0
     entries: list[Entry] = field(default_factory=list)
+    judged: dict[object, Entry] = field(default_factory=dict)
 
-    def heads(self) -> list[Entry]:
-        """The head of every lane, the shared heap included."""
-        return [min((e for e in self.entries if e.lane == lane), key=lambda e: e.key)
-                for lane in {e.lane for e in self.entries}]
+    def head(self, lane: object) -> Entry:
+        return min((e for e in self.entries if e.lane == lane), key=lambda e: e.key)
+
+    def push(self, entry: Entry) -> None:
+        self.entries.append(entry)
+        if self.head(entry.lane) is entry:
+            self.judged.pop(entry.lane, None)
+
+    def remove(self, entry: Entry) -> None:
+        if entry in (self.head(entry.lane), self.judged.get(entry.lane)):
+            self.judged.pop(entry.lane, None)
+        self.entries.remove(entry)
+
+    def serve(self, entry: Entry) -> None:
+        """It leaves past all that are older."""
+        for older in self.entries[: self.entries.index(entry)]:
+            older.overtaken += entry.cost
 
     def candidate(self, can_run: CanRun) -> Entry | None:
-        """The best head that passes; a head that fails hides only its own lane."""
-        return min((head for head in self.heads() if can_run(head)), key=lambda e: e.key, default=None)
+        """The best head that passes, or who stands in for it; one that fails hides only its own lane.
+
+        Who has failed is asked again when it may run: nothing else makes a remembered verdict worth a question.
+        """
+        self.judged = {lane: e for lane, e in self.judged.items() if self.bound is not None and not can_run(e)}
+        while True:
+            ready = [e for e in self.entries if e.lane not in self.judged]
+            if not ready:
+                return None
+            best, oldest = min(ready, key=lambda e: e.key), ready[0]
+            stands_in = self.bound is not None and oldest.overtaken + best.cost > self.bound
+            for entry in (best, oldest) if stands_in else (best,):
+                if not can_run(entry):
+                    self.judged[entry.lane] = entry
+                    break
+            else:
+                return oldest if stands_in else best
 
 
 class PolicyQueue:
     """Policy classes and the round robin between them. One call of `pop` takes at most one entry."""
 
-    def __init__(self, quanta: list[int], arbitration: Arbitration = Arbitration.EXACT) -> None:
-        self.classes = [ClassQueue(quantum) for quantum in quanta]
+    def __init__(self, quanta: list[int], arbitration: Arbitration = Arbitration.EXACT,
+                 bounds: list[int | None] | None = None) -> None:
+        bounds = bounds if bounds is not None else [None] * len(quanta)
+        self.classes = [ClassQueue(quantum, bound) for quantum, bound in zip(quanta, bounds, strict=True)]
         self.arbitration = arbitration
         self.cursor = 0
         self.paid = False          # exact: whether the class under the cursor has had the quantum of this visit
@@ -86,16 +120,21 @@ class PolicyQueue:
 
     def push(self, class_index: int, entry: Entry) -> None:
         entry.class_index = class_index
-        self.classes[class_index].entries.append(entry)
+        self.classes[class_index].push(entry)
 
     def remove(self, entry: Entry) -> None:
         """Cancel, expiry, refusal: nothing is charged; a class that this empties gives its deficit back."""
         queue = self.classes[entry.class_index]
-        queue.entries.remove(entry)
+        queue.remove(entry)
         if not queue.entries:
             queue.deficit = 0
             if self.arbitration is Arbitration.EXACT and self.cursor == entry.class_index:
                 self._go_on()
+
+    def forget_verdicts(self) -> None:
+        """The fleet has changed."""
+        for queue in self.classes:
+            queue.judged.clear()
 
     def pop(self, can_run: CanRun) -> Entry | None:
         """The next entry to run, removed and charged; None if no head of any class may run."""
@@ -108,17 +147,23 @@ class PolicyQueue:
         self.paid = False
 
     def _pop_exact(self, can_run: CanRun) -> Entry | None:
-        heads = [queue.candidate(can_run) for queue in self.classes]
-        if all(head is None for head in heads):
-            return None
+        heads: dict[int, Entry | None] = {}
+        start = self.cursor, self.paid
         for _ in range(TURNS_MAX):
-            queue, head = self.classes[self.cursor], heads[self.cursor]
+            queue = self.classes[self.cursor]
+            if self.cursor not in heads:
+                heads[self.cursor] = queue.candidate(can_run)
+            head = heads[self.cursor]
+            if len(heads) == len(self.classes) and not any(heads.values()):
+                self.cursor, self.paid = start
+                return None
             if head is not None:
                 if head.cost > queue.deficit and not self.paid:
                     queue.deficit += queue.quantum
                     self.paid = True
                 if head.cost <= queue.deficit:
                     queue.deficit -= head.cost
+                    queue.serve(head)
                     self.remove(head)
                     return head
             self._go_on()
@@ -154,6 +199,7 @@ class PolicyQueue:
         queue = self.classes[head.class_index]
         self.cursor = (head.class_index + 1) % len(self.classes)
         queue.deficit -= head.cost
+        queue.serve(head)
         self.remove(head)
         self.carry = head.class_index if queue.deficit > 0 else None
         return head

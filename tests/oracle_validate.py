@@ -85,6 +85,8 @@ def fault_of_request(request: Request, block_size: int) -> str | None:
         return "allowed_workers"
     if request.overlap is not None and not is_overlap(request.overlap):
         return "overlap"
+    if not is_taints(request.required_taints):
+        return "required_taints"
     return None
 
 
@@ -95,6 +97,8 @@ def fault_of_worker(config: WorkerConfig, incarnation: int) -> str | None:
     for value in (config.max_batched_tokens, config.total_kv_blocks, config.max_requests):
         if value is not None and not is_int(value, 1, TOKENS_MAX):
             return "worker limits"
+    if not is_taints(config.taints):
+        return "taints"
     return "incarnation" if incarnation < 0 else None
 
 
@@ -105,7 +109,17 @@ def is_int(value, low: int, high: int) -> bool:
 
 def is_name(value) -> bool:
     """Non-empty text that UTF-8 can carry."""
-    if not isinstance(value, str) or not value:
+    return is_text(value) and bool(value)
+
+
+def is_taints(value) -> bool:
+    """A set of labels."""
+    return isinstance(value, frozenset) and all(map(is_text, value))
+
+
+def is_text(value) -> bool:
+    """Text that UTF-8 can carry."""
+    if not isinstance(value, str):
         return False
     try:
         value.encode("utf-8")

@@ -4,7 +4,7 @@ A run is drawn as a *plan*: a configuration and batches of letters. A letter is 
 that is fast and shrinks byte by byte. `Resolver` (strategies_letters) turns a letter into an event by looking at an
 Oracle that has seen everything before it, so that "finish the third running request" finds one. A third of the plans
 are swarms, with only some kinds of letters and some features of requests, so that rare combinations become common; the
-others have a theme: classes that compete, a queue that is full, prefixes that come and go.
+others have a theme: classes that compete, requests that overtake, a queue that is full, prefixes that come and go.
 """
 
 from __future__ import annotations
@@ -31,9 +31,10 @@ STRANGE_NAMES = (None, "nobody", "", "alpha-small")
 LETTER_BYTES = 20
 FEATURES = frozenset((
     "strict", "jump", "deadline", "do_not_queue", "pin", "allowed", "path", "sequence", "overlap", "track", "pool",
+    "taints",
 ))
 #: Features that end requests early: on in a third of the plans, the others in half of them.
-SELDOM = ("deadline", "do_not_queue", "pin", "allowed")
+SELDOM = ("deadline", "do_not_queue", "pin", "allowed", "taints")
 #: How often a kind is chosen while it is enabled.
 WEIGHTS = {
     "arrive": 10, "finish": 3, "prefill": 3, "output": 2, "cancel": 1, "upsert": 2, "remove": 1, "stored": 2,
@@ -84,6 +85,7 @@ def class_keys(draw) -> dict:
         "request_queue_limit_per_worker": draw(st.sampled_from((None, None, None, None, None, 0, 1, 3))),
         "raw_isl_token_queue_limit_per_worker": draw(st.sampled_from((None,) * 8 + (0, 2, 30))),
         "cached_token_queue_limit_per_worker": draw(st.sampled_from((None,) * 8 + (0, 1, 8))),
+        "max_overtake_tokens": draw(st.sampled_from((None,) * 6 + (0, 5, 50, 2**53))),
     }
 
 
@@ -160,6 +162,25 @@ def duels(draw, cancels: tuple[int, ...] = (0, 3, 5)) -> Flavour:
 
 
 @st.composite
+def detours(draw, lanes: bool = True) -> Flavour:
+    """Classes in which better requests keep coming and may overtake only so much. lanes: some that fill and open."""
+    policies = st.sampled_from((QueuePolicy.LCFS, QueuePolicy.LCFS, QueuePolicy.WSPT, QueuePolicy.EDF))
+    bounds = st.sampled_from((9, 5, 15, 30, 0, None))
+    classes = [
+        PolicyClass(name, draw(st.sampled_from((5, 1, 20))), draw(policies), policy_family=name, cache_bucket="all",
+                    prefill_busy_threshold=draw(st.sampled_from((0, 0, 5))), max_overtake_tokens=draw(bounds))
+        for name in ("alpha", "beta")[: draw(st.sampled_from((2, 1)))]]
+    arbitration = draw(st.sampled_from((Arbitration.EXACT, Arbitration.EXACT, Arbitration.REFERENCE)))
+    profile = PolicyProfile(tuple(classes), (CacheBucket("all", 0),), "alpha", arbitration)
+    kinds = {"arrive": 8, "prefill": 5, "finish": 1, "cancel": draw(st.sampled_from((0, 1, 3))),
+             "upsert": draw(st.sampled_from((0, 0, 1))), "remove": draw(st.sampled_from((0, 0, 1)))}
+    used = {f for f in ("pin", "pin", "allowed", "taints", "strict", "jump", "deadline") if draw(st.booleans())}
+    used -= set() if lanes else {"pin", "allowed", "taints"}
+    return Flavour(SchedulerConfig(2, profile), ("alpha", "beta"), (1, 2, 3, 4, 5, 8, 10, 12), kinds, FEATURES - used,
+                   (0, 1, 1, 2), 2, (1, 2, 3))
+
+
+@st.composite
 def rushes(draw) -> Flavour:
     """One class, more arrivals than may wait: limits, and how long to stay away."""
     cell = PolicyClass(
@@ -186,7 +207,8 @@ def caches(draw) -> Flavour:
 def flavours(broken: bool = True, config: SchedulerConfig | None = None) -> st.SearchStrategy[Flavour]:
     """Any flavour; with a configuration given, swarms on it."""
     swarm = anything(broken, config)
-    return swarm if config is not None else st.one_of(swarm, swarm, duels(), duels(), rushes(), caches())
+    return swarm if config is not None else st.one_of(
+        swarm, swarm, duels(), duels(), rushes(), caches(), detours(), detours())
 
 
 @st.composite

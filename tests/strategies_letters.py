@@ -38,6 +38,7 @@ PATHS = (
     (0, 62, 63, 64),
     (11, 12, 12, 11, 42),
 )
+TAINTS = (frozenset(), frozenset({"a"}), frozenset({"a", "b"}), frozenset({"b"}))
 JUMPS = (0.0, 0.0, 1e-9, 5e-9, 1e-7, 1.0, -3.0, 1e300, float("inf"), float("-inf"), float("nan"), 4e9, 0.5e-9)
 #: Which request a fact is about.
 TO_RUNNING = ("running",) * 9 + ("evicted", "waiting", "none")
@@ -100,6 +101,7 @@ class Resolver:
             None if overlap is None else Overlap(((self.rank(number, True), overlap), (Rank(1), 1))),
             None if number < 5 else number,
             pick((True, True, True, False), "track"),
+            pick((TAINTS[0], *TAINTS, frozenset({"nobody's"})), "taints"),
         )
 
     def probe(self, letter: bytes) -> Request:
@@ -152,7 +154,7 @@ class Resolver:
     def upsert(self) -> WorkerUpserted:
         worker_id = self.pick(WORKERS)
         config = WorkerConfig(worker_id, self.pick((0, 0, 0, *DP_STARTS)), self.pick(self.flavour.dp_sizes),
-                              self.pick((None, 10, 64, 1)))
+                              self.pick((None, 10, 64, 1)), taints=self.pick((TAINTS[2], *TAINTS), "taints"))
         return WorkerUpserted(self.now_ns, config, self.incarnation(worker_id))
 
     def remove(self) -> WorkerRemoved:

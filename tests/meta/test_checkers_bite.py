@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 from checkers import CHECKERS, faults_of
+from checkers_overtaking import detours
 from oracle import Oracle
 from recording import Run, record
 
@@ -92,6 +93,8 @@ OVERDUE = (*QUEUE[:2], (arrive(1, "b", deadline_ns=5),), (TimerFired(4),), (Time
 JUMP = (*QUEUE[:3], (arrive(2, "c", strict_priority=1),), (PrefillCompleted(3, "a", 1),))
 LIMITED = (*QUEUE[:4],)
 DEAR = (*QUEUE[:2], (arrive(1, "b", 9),), (arrive(1, "c", 7),), (PrefillCompleted(3, "a", 1),))
+TAINTED = ((WorkerUpserted(0, WorkerConfig(1, taints=frozenset({"a"}))), WorkerUpserted(0, WorkerConfig(2))),
+           (arrive(0, "a", required_taints=frozenset({"a"})),), (arrive(1, "b", pinned=Rank(2)),))
 PINNED = (TWO_UP, (arrive(0, "a", pinned=Rank(1)),), (arrive(1, "b", allowed_workers=frozenset({2})),))
 FULL = Reject("c", R.QUEUE_FULL_REQUESTS, 0, 1, 1)
 
@@ -137,6 +140,7 @@ CASES = [
     Case("ranks_are_allowed", "no such rank", config(), QUEUE, 4, first(dp_rank=1)),
     Case("ranks_are_allowed", "not the pin", config(), PINNED, 1, first(worker_id=2)),
     Case("ranks_are_allowed", "not on the list", config(), PINNED, 2, first(worker_id=1)),
+    Case("ranks_are_allowed", "without a taint", config(), TAINTED, 1, first(worker_id=2)),
     Case("ranks_are_allowed", "books too little", config(), QUEUE, 4, first(prefill_tokens=7)),
     Case("ranks_are_allowed", "cached beyond the prompt", config(), QUEUE, 4,
          first(cached_tokens=9, prefill_tokens=-1)),
@@ -148,6 +152,10 @@ CASES = [
     Case("refusals_are_justified", "the rank is there", config(), PINNED, 1,
          instead(Reject("a", R.PINNED_WORKER_UNAVAILABLE))),
     Case("refusals_are_justified", "a rank is allowed", config(), PINNED, 2,
+         instead(Reject("b", R.NO_ELIGIBLE_WORKER))),
+    Case("refusals_are_justified", "the taint is there", config(), TAINTED, 1,
+         instead(Reject("a", R.NO_ELIGIBLE_WORKER))),
+    Case("refusals_are_justified", "the pin needs no taint", config(), TAINTED, 2,
          instead(Reject("b", R.NO_ELIGIBLE_WORKER))),
     Case("refusals_are_justified", "no list forbids it", config(), PINNED, 1,
          instead(Reject("a", R.PINNED_WORKER_NOT_ALLOWED))),
@@ -170,17 +178,38 @@ def test_checker_bites(case):
     assert CHECKERS[case.checker](run)
 
 
-def shares_run(arbitration: Arbitration) -> Run:
-    """Two classes of equal quanta, costs 2 and 3 quanta, one prompt at a time."""
-    made = config(quanta=(10, 10), arbitration=arbitration)
-    arrivals = [arrive(0, f"r{i}", 20 + 10 * (i % 2), policy_class=f"f{i % 2}") for i in range(60)]
+def drained(made: SchedulerConfig, arrivals: list[RequestArrived]) -> Run:
+    """One batch of arrivals, then one prompt at a time until nobody waits."""
     scheduler = Oracle(made)
     run = record(scheduler, (UP, tuple(arrivals)))
     while scheduler.stats().waiting_requests:
         running = next(x for x in scheduler.live.values() if x.booking is not None and not x.booking.prefill_done)
-        events = (PrefillCompleted(1, running.request.request_id, running.attempt),)
+        events = (PrefillCompleted(scheduler.now_ns + 1, running.request.request_id, running.attempt),)
         run.add(events, scheduler.step_many(events))
     return run
+
+
+def shares_run(arbitration: Arbitration) -> Run:
+    """Two classes of equal quanta, costs 2 and 3 quanta."""
+    arrivals = [arrive(0, f"r{i}", 20 + 10 * (i % 2), policy_class=f"f{i % 2}") for i in range(60)]
+    return drained(config(quanta=(10, 10), arbitration=arbitration), arrivals)
+
+
+def detours_run(bound: int | None) -> Run:
+    """The last to come is the first to go, but for the bound."""
+    made = config(max_overtake_tokens=bound, queue_policy=QueuePolicy.LCFS)
+    return drained(made, [arrive(i, f"r{i}", 4 + i % 5) for i in range(40)])
+
+
+@pytest.mark.parametrize("bound", [0, 3, 20, 200])
+def test_overtaking_checker_bites(bound):
+    """Also where the bound is missed by a request."""
+    assert faults_of(detours_run(bound)) == []
+    most = max(overtaken for *_, overtaken in detours(detours_run(bound)))
+    assert bound - 8 < most <= bound
+    run = detours_run(bound + 8)
+    run.config = detours_run(bound).config
+    assert CHECKERS["overtaking_is_bounded"](run)
 
 
 def test_shares_checker_bites():
@@ -191,4 +220,4 @@ def test_shares_checker_bites():
 
 
 def test_every_checker_has_a_case():
-    assert {case.checker for case in CASES} | {"shares_are_bounded"} == set(CHECKERS)
+    assert {case.checker for case in CASES} | {"shares_are_bounded", "overtaking_is_bounded"} == set(CHECKERS)

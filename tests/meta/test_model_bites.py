@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import replace
 from functools import cache
 
 import pytest
+from bound_stories import CONFIG, STORIES
 from hypothesis import Phase, given, settings
 from lockstep import Difference, play
 from oracle import Oracle
 from oracle_ledger import ONE, leading
-from strategies import anything, caches, duels, plans, rushes
+from strategies import anything, caches, detours, duels, plans, rushes
 from strategies_letters import Resolver
 
 from kvcore import config, events, policy, request
-from kvcore.actions import EvictReason
+from kvcore.actions import EvictReason, RejectReason
 from kvcore.policy import Arbitration
 
 
@@ -216,8 +218,68 @@ class ParksInTheMiddle(StandIn):
         return tuple(sorted(actions, key=lambda a: (type(a).__name__ != "Park", 0)))
 
 
+class IgnoresTaints(StandIn):
+    def _eligible(self, request):
+        return super()._eligible(replace(request, required_taints=frozenset()))
+
+
+class TaintedPinIsUnavailable(StandIn):
+    def _reject(self, request, reason, *rest):
+        pinned = reason is RejectReason.NO_ELIGIBLE_WORKER and request.pinned is not None
+        super()._reject(request, RejectReason.PINNED_WORKER_UNAVAILABLE if pinned else reason, *rest)
+
+
+class BoundOneMore(StandIn):
+    def __init__(self, config):
+        super().__init__(config)
+        for queue in self.queue.classes:
+            queue.bound = None if queue.bound is None else queue.bound + 1
+
+
+class ForgetsVerdicts(StandIn):
+    def _settle(self):
+        self.queue.forget_verdicts()
+        super()._settle()
+
+
+class RemembersVerdictsOfAnotherFleet(StandIn):
+    def _upserted(self, event):
+        kept = [dict(queue.judged) for queue in self.queue.classes]
+        super()._upserted(event)
+        for queue, judged in zip(self.queue.classes, kept, strict=True):
+            queue.judged = judged
+
+
+class RemembersVerdictsOfAnotherHead(StandIn):
+    def _store(self, request, class_index, *rest):
+        kept = dict(self.queue.classes[class_index].judged)
+        super()._store(request, class_index, *rest)
+        self.queue.classes[class_index].judged = kept
+
+
+class AsksEveryClass(StandIn):
+    def _settle(self):
+        for queue in self.queue.classes:
+            queue.candidate(self._can_run)
+        super()._settle()
+
+
+class RemovedOnesOvertake(StandIn):
+    def _unqueue(self, live):
+        self.queue.classes[live.class_index].serve(live.entry)
+        super()._unqueue(live)
+
+
+class OtherLanesOvertakeFreely(StandIn):
+    def _place(self, live):
+        for entry in self.queue.classes[live.class_index].entries:
+            if entry.key[-1] < live.seq and entry.lane != live.entry.lane:
+                entry.overtaken -= live.entry.cost
+        super()._place(live)
+
+
 #: Theme of the plans that a fault should meet, and the faults.
-SWARM, DUELS, RUSHES, CACHES = anything(broken=False), duels(), rushes(), caches()
+SWARM, DUELS, RUSHES, CACHES, DETOURS = anything(broken=False), duels(), rushes(), caches(), detours()
 MUTANTS = {
     OneDrawForAll: SWARM,
     LastComeOfEquals: SWARM,
@@ -236,6 +298,11 @@ MUTANTS = {
     ReuseOfAttempts: SWARM,
     EvictedNeverEnds: SWARM,
     ParksInTheMiddle: SWARM,
+    IgnoresTaints: DETOURS,
+    TaintedPinIsUnavailable: SWARM,
+    BoundOneMore: DETOURS,
+    RemovedOnesOvertake: DETOURS,
+    OtherLanesOvertakeFreely: DETOURS,
     KeepsIndexOfLostRanks: CACHES,
     DecaysSharedBlocks: CACHES,
     SharersRestoreWeight: CACHES,
@@ -245,6 +312,8 @@ MUTANTS = {
     ChargesRefusedPops: RUSHES,
     WindowOf31: RUSHES,
 }
+#: Faults that random plans seldom meet.
+STORY_MUTANTS = (ForgetsVerdicts, RemembersVerdictsOfAnotherFleet, RemembersVerdictsOfAnotherHead, AsksEveryClass)
 PLANS = 200
 
 
@@ -274,6 +343,15 @@ def differs(mutant, plan, rows) -> bool:
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)
 def test_mutant_is_found(mutant):
     assert any(differs(mutant, *told) for told in corpus(MUTANTS[mutant]))
+
+
+@pytest.mark.parametrize("mutant", STORY_MUTANTS)
+def test_mutant_tells_a_story_wrong(mutant):
+    told = []
+    for story in STORIES.values():
+        scheduler, oracle = mutant(CONFIG), Oracle(CONFIG)
+        told.append(all(scheduler.step_many(events) == oracle.step_many(events) for events, _ in story))
+    assert not all(told)
 
 
 @settings(max_examples=50)

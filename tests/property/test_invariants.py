@@ -7,7 +7,7 @@ from hypothesis import given
 from lockstep import load_rows
 from oracle import Oracle
 from recording import Run, as_code, record
-from strategies import duels, flavours, plans
+from strategies import detours, duels, flavours, plans
 from strategies_letters import resolved
 
 from kvcore.events import RequestCancelled, TimerFired
@@ -28,6 +28,12 @@ def test_checkers_hold(plan):
 
 @given(plans(duels(), most_batches=120))
 def test_checkers_hold_where_classes_compete(plan):
+    batches = batches_of(resolved(plan, Oracle(plan.config)))
+    assert faults_of(record(Scheduler(plan.config), batches)) == [], as_code(plan.config, batches)
+
+
+@given(plans(detours(lanes=False)))
+def test_checkers_hold_where_requests_overtake(plan):
     batches = batches_of(resolved(plan, Oracle(plan.config)))
     assert faults_of(record(Scheduler(plan.config), batches)) == [], as_code(plan.config, batches)
 
