@@ -58,7 +58,12 @@ def why_untestable() -> str | None:
 
 
 def pytest_configure() -> None:
-    """Stop before any test is collected if the wrong kvcore would be tested."""
+    """Stop before any test is collected if the wrong kvcore would be tested.
+
+    What belongs to this run alone is taken out of the environment, which processes started by tests inherit.
+    """
+    for name in ("PYTEST_ADDOPTS", *(name for name in os.environ if name.startswith("PYTEST_XDIST"))):
+        os.environ.pop(name, None)
     if (fault := why_untestable()) is not None:
         raise pytest.UsageError(fault)
 
@@ -71,3 +76,8 @@ def pytest_report_header() -> str:
         if (built := path.with_name(path.stem + suffix)).exists() and built.stat().st_mtime < path.stat().st_mtime
     ]
     return f"kvcore: {folder}" + (f" (changed since it was built: {', '.join(sorted(stale))})" if stale else "")
+
+
+def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
+    """Name bytes by their length: gzip data holds the time, and processes that share the tests must agree on names."""
+    return f"{argname}{len(val)}" if isinstance(val, bytes) else None
