@@ -39,8 +39,8 @@ FULL = (
     *(WorkerUpserted(0, WorkerConfig(worker_id)) for worker_id in (1, 2, 3)),
     *(arrive(0, f"run{worker_id}", 1, pinned=Rank(worker_id)) for worker_id in (1, 2, 3)),
 )
-QUEUE = (arrive(1, "old", 2, **only(1)), arrive(2, "two", 1, pinned=Rank(2)), arrive(3, "new", 2, strict_priority=1, **only(3)),
-         arrive(4, "dear", 9, strict_priority=1, pinned=Rank(2)))
+QUEUE = (arrive(1, "old", 2, **only(1)), arrive(2, "two", 1, pinned=Rank(2)),
+         arrive(3, "new", 2, strict_priority=1, **only(3)), arrive(4, "dear", 9, strict_priority=1, pinned=Rank(2)))
 
 
 def free(now_ns: int, *workers: int) -> tuple[AnyEvent, ...]:
