@@ -142,3 +142,59 @@ def test_the_digest_leaves_out_statistics():
     story.arrive("a", allowed_workers=frozenset())
     assert story.core.stats() != twin.core.stats()
     assert story.core.digest() == twin.core.digest() == digest
+
+
+def test_the_digest_knows_whether_a_visit_has_been_paid():
+    """The big request waits in class 0 or in class 2; in class 0 it leaves a quantum behind, in class 2 nothing."""
+    digests = []
+    for family in ("f0", "f2"):
+        story = Story(1, profile=profile(10, 10, 10, prefill_busy_threshold=0))
+        story.arrive("x", 1, policy_class="f1")
+        story.arrive("big", 15, policy_class=family, strict_priority=1)
+        story.arrive("y", 5, policy_class="f1")
+        story.prefill("x", 1)
+        story.arrive("a", 5)
+        story.arrive("b", 20)
+        story.cancel("big")
+        story.prefill("y", 2)
+        stats = story.core.stats()
+        assert [row.deficit_tokens for row in stats.classes] == [5, 0, 0]
+        assert (stats.waiting_requests, stats.running_requests, stats.dispatched) == (1, 3, 3)
+        digests.append(story.core.digest())
+    assert digests[0] != digests[1]
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_the_digest_knows_what_hints_come_from(late):
+    digests = set()
+    for now_ns in (10, 11):
+        story = Story(1, **WAITS)
+        story.arrive("x")
+        story.at(5).arrive("a")
+        story.at(now_ns if late else 11).prefill("x", 1)
+        for attempt, name in enumerate("xa", 1):
+            story.at(20).finish(name, attempt)
+        digests.add(story.core.digest())
+    assert len(digests) == 1 + late
+
+
+def test_the_digest_knows_the_generator():
+    digests = set()
+    for pin in (None, Rank(1)):
+        story = Story(1, 2)
+        story.arrive("a", pinned=pin)
+        story.finish("a", 1)
+        digests.add(story.core.digest())
+    assert len(digests) == 2
+
+
+def test_the_digest_knows_what_a_booking_will_give_back():
+    """The same load, made up otherwise."""
+    digests = set()
+    for fractions in ((None, 0.5), (0.5, None), (0.25, None), (None, None)):
+        story = Story(1)
+        story.arrive("a", 8, block_hashes=(1, 2))
+        for fraction in fractions:
+            story.output("a", 1, fraction)
+        digests.add(story.core.digest())
+    assert len(digests) == 4
