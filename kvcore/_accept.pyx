@@ -8,7 +8,7 @@ Cost: O(1) per event, plus O(length) of its tuples.
 from cpython.float cimport PyFloat_CheckExact
 from cpython.long cimport PyLong_AsUnsignedLongLong, PyLong_CheckExact
 from libc.math cimport isfinite
-from kvcore._types cimport ceil_div
+from kvcore._types cimport NS_END, ceil_div
 from kvcore._workers cimport DP_SIZE_MAX
 from kvcore.errors import InvalidEvent
 from kvcore.events import Outcome
@@ -20,7 +20,6 @@ from kvcore.request cimport Overlap, Rank, Request, WorkerConfig
 cdef extern from "Python.h":
     const char* PyUnicode_AsUTF8AndSize(object text, Py_ssize_t* size) except NULL
 
-cdef ns_t NS_END = <ns_t>1 << 62
 cdef int64_t TOKENS_MAX = <int64_t>1 << 53
 
 
@@ -114,7 +113,7 @@ cdef int _check_overlap(Overlap overlap) except -1:
     if overlap.device is None:
         raise ValueError("overlap.device must be a tuple")
     for pair in overlap.device:
-        if not isinstance(pair, tuple) or len(pair) != 2 or not isinstance(pair[0], Rank):
+        if type(pair) is not tuple or len(pair) != 2 or not isinstance(pair[0], Rank):
             raise ValueError(f"overlap.device must hold pairs (Rank, blocks), not {pair!r}")
         if not PyLong_CheckExact(pair[1]) or not 0 <= pair[1] < 2147483648:
             raise ValueError(f"overlap blocks must be 0..2^31-1, not {pair[1]!r}")

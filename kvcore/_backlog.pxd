@@ -27,6 +27,7 @@ cdef class Backlog:
     cdef order_t* _orders                  # by class
     cdef stored_t* _stored                 # what this batch has stored, by seq
     cdef int64_t stored
+    cdef bint stored_no_wait               # some of them may not wait
     cdef int64_t _stored_room
     cdef uint64_t next_seq                 # one counter for all classes (DESIGN D3)
 

@@ -54,6 +54,7 @@ cdef class Backlog:
 
     cdef void begin_batch(self) noexcept:
         self.stored = 0
+        self.stored_no_wait = False
 
     cdef int store(self, slot_t slot) except -1:
         """Let a classified request wait in its class. Takes a seq; limits have been tested."""
@@ -64,6 +65,7 @@ cdef class Backlog:
         self._stored[self.stored].slot = slot
         self._stored[self.stored].seq = self.next_seq
         self.stored += 1
+        self.stored_no_wait = self.stored_no_wait or not row.may_wait
         self._requests.start_waiting(slot, self.next_seq)
         self.next_seq += 1
         if row.pin != NO_SLOT:

@@ -37,4 +37,5 @@ cdef class Fleet:
 
     cdef slot_t _told_rank(self, uint64_t worker_id, uint32_t dp_rank, int64_t incarnation) except -2
     cdef void _note(self, slot_t rank) noexcept
-    cdef int _open_rank(self, slot_t rank) except -1
+    cdef int _reserve_ranks(self, slot_t ranks) except -1
+    cdef void _open_rank(self, slot_t rank) noexcept

@@ -98,6 +98,7 @@ cdef class Fleet:
         size = self.workers.workers[worker].dp_size
         for i in range(config.dp_size):
             if config.dp_start + i < first or config.dp_start + i - first >= size:
+                self._reserve_ranks(self.workers.ranks_size + 1)
                 self._open_rank(self.workers.add_rank(worker, config.dp_start + i))
         self.workers.set_range(worker, config.dp_start, config.dp_size)
         row = &self.workers.workers[worker]
@@ -145,9 +146,12 @@ cdef class Fleet:
             self.changed[self.changes] = rank
             self.changes += 1
 
-    cdef int _open_rank(self, slot_t rank) except -1:
+    cdef int _reserve_ranks(self, slot_t ranks) except -1:
+        """Room in every table that is indexed by rank, before the rank exists in any."""
+        self.cached.reserve(ranks)
+        return self.ledger.reserve_ranks(ranks)
+
+    cdef void _open_rank(self, slot_t rank) noexcept:
         cdef uint64_t tag = mix64(mix64(self.workers.ranks[rank].worker_id) + self.workers.ranks[rank].dp_rank)
-        self.cached.reserve(rank + 1)
         self.cached.name_rank(rank, tag)
-        self.ledger.add_rank(rank, tag)
-        return 0
+        self.ledger.name_rank(rank, tag)

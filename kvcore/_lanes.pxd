@@ -28,8 +28,8 @@ cdef struct lane_t:
     heap_t ages            # the same requests, oldest first; kept only under an overtaking bound
     slot_t rank            # NO_SLOT: the shared lane, or a free row
     slot_t next_free
-    slot_t judged          # whose failed test blocks the lane
-    bint blocked           # that test has failed and nothing that matters to it has changed since
+    slot_t next_aside      # lanes set aside in the present look for a candidate
+    bint blocked           # its head has failed the test and nothing that matters to it has changed since
     bint indexed           # in the index of heads: has requests and is not blocked
 
 
@@ -72,7 +72,6 @@ cdef class ClassQueue:
     cdef void take(self, slot_t item) noexcept
     cdef void remove(self, slot_t item) noexcept
     cdef slot_t candidate(self, head_test_t test, void* judge) noexcept
-    cdef bint would_lead(self, slot_t item, slot_t rank) noexcept
     cdef slot_t blocked_shared(self) noexcept
     cdef void recheck_shared(self) noexcept
     cdef void recheck_lane(self, slot_t rank) noexcept
@@ -83,6 +82,6 @@ cdef class ClassQueue:
     cdef slot_t _lane_for(self, slot_t rank) except -1
     cdef slot_t _new_lane(self, slot_t rank) except -1
     cdef void _close(self, slot_t lane) noexcept
-    cdef void _block(self, slot_t lane, slot_t judged) noexcept
+    cdef bint _passes(self, slot_t lane, head_test_t test, void* judge) noexcept
     cdef void _index(self, slot_t lane) noexcept
     cdef void _unindex(self, slot_t lane) noexcept

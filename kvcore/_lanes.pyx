@@ -7,13 +7,11 @@ Head-of-line blocking is local to a lane: a lane whose head may not run hides no
 Never here: why a request may run (the judge is passed in), classes against each other (_drr), time, loads.
 
 Invariants, most important first: a waiting request is in exactly one lane, the one that its row names; counters are
-sums over rows; an exact lane lives iff it has a request; the index holds exactly the lanes that have requests and
-are not blocked, each under its present head; a blocked lane's judged request is in it, has failed its test, and
-neither it nor the head has changed since, nor has a recheck named the lane.
+sums over rows; an exact lane lives iff it has a request; the index holds exactly the lanes that have requests and are
+not blocked, each under its present head; the head of a blocked lane fails its test as things stand.
 
-A verdict is forgotten when the head changes or when the owner announces a change that matters (recheck_*);
-otherwise a head is tested once per change, never once per pop. Under max_overtake_tokens (DESIGN D17) the oldest
-request of the unblocked lanes stands in for the best one as soon as the bound would be passed.
+A verdict is forgotten when the head changes or when the owner announces a change that matters (recheck_*); otherwise a
+head that fails is tested once per change, never once per pop. max_overtake_tokens (DESIGN D17): see `candidate`.
 
 Cost: push, take, remove O(log n); candidate O(tests * log lanes).
 """
@@ -101,7 +99,7 @@ cdef class ClassQueue:
         """Take a stored request out."""
         cdef waiting_t* row = &self.table.rows[item]
         cdef lane_t* lane = &self._lanes[row.lane]
-        cdef bint matters = self.table.pos[item] == 0 or (lane.blocked and lane.judged == item)
+        cdef bint matters = self.table.pos[item] == 0
         heap_remove(&lane.heap, item, self.table.pos)
         if self._overtaking is not None:
             matters = matters or (lane.indexed and self.table.age_pos[item] == 0)
@@ -117,44 +115,54 @@ cdef class ClassQueue:
             self._index(row.lane)
 
     cdef slot_t candidate(self, head_test_t test, void* judge) noexcept:
-        """The request to serve next, or NO_SLOT. Lanes that fail on the way are remembered as blocked."""
-        cdef slot_t item, lane, elder
+        """The request to serve next, or NO_SLOT: a function of what waits and of the verdicts, not of earlier looks.
+
+        It is the best head that passes. Under an overtaking bound the oldest request of the lanes whose heads pass
+        stands in once the bound would be broken; if it fails its own test, its lane is left out of this look.
+        """
+        cdef slot_t lane, item, elder
+        cdef slot_t found = NO_SLOT
         cdef slot_t passed = NO_SLOT
-        while self._heads.size:
+        cdef slot_t aside = NO_SLOT
+        while self._heads.size and found == NO_SLOT:
             lane = self._heads.nodes[0].item
             item = self._lanes[lane].heap.nodes[0].item
-            if item != passed:
-                self.tests += 1
-                if not test(judge, self.class_index, item):
-                    self._block(lane, item)
-                    continue
-                passed = item
+            if item != passed and not self._passes(lane, test, judge):
+                continue
             if self._overtaking is None:
                 return item
-            lane = self._elders.nodes[0].item
+            passed = item
+            if self._elders.nodes[0].item != lane:
+                lane = self._elders.nodes[0].item
+                if not self._passes(lane, test, judge):
+                    continue
             elder = self._lanes[lane].ages.nodes[0].item
             if elder == item or self._overtaking.overtaken(elder) + self.table.rows[item].cost <= self._bound:
-                return item
-            self.tests += 1
-            if test(judge, self.class_index, elder):
-                return elder
-            self._block(lane, elder)
-        return NO_SLOT
+                found = item
+            elif test(judge, self.class_index, elder):
+                found = elder
+            else:
+                self._unindex(lane)
+                self._lanes[lane].next_aside = aside
+                aside = lane
+        while aside != NO_SLOT:
+            self._index(aside)
+            aside = self._lanes[aside].next_aside
+        return found
 
-    cdef bint would_lead(self, slot_t item, slot_t rank) noexcept:
-        """Whether a request whose row is filled would be the head of the lane that it would be stored in."""
-        cdef slot_t lane = SHARED
-        cdef heap_t* heap
-        if rank != NO_SLOT:
-            lane = self._lane_of[rank] if rank < self._lane_of_size else NO_SLOT
-            if lane == NO_SLOT:
-                return True
-        heap = &self._lanes[lane].heap
-        return heap.size == 0 or key_less(&self.table.rows[item].key, &heap.nodes[0].key)
+    cdef bint _passes(self, slot_t lane, head_test_t test, void* judge) noexcept:
+        """Test the head of an indexed lane; one that fails blocks its lane until something that matters changes."""
+        self.tests += 1
+        if test(judge, self.class_index, self._lanes[lane].heap.nodes[0].item):
+            return True
+        self._unindex(lane)
+        self._lanes[lane].blocked = True
+        self.blocked += 1
+        return False
 
     cdef slot_t blocked_shared(self) noexcept:
-        """The request whose failed test blocks the shared lane, or NO_SLOT."""
-        return self._lanes[SHARED].judged if self._lanes[SHARED].blocked else NO_SLOT
+        """The head that blocks the shared lane, or NO_SLOT."""
+        return self._lanes[SHARED].heap.nodes[0].item if self._lanes[SHARED].blocked else NO_SLOT
 
     cdef void recheck_shared(self) noexcept:
         """Something that matters to the request that blocks the shared lane has changed."""
@@ -206,10 +214,12 @@ cdef class ClassQueue:
                 return f"order of lane {lane}"
             if lane != SHARED and self._lane_of[row.rank] != lane:
                 return f"lane {lane} is not its rank's"
-            if not row.blocked:
-                return f"lane {lane} has not been judged and waits"
-            if self.table.rows[row.judged].lane != lane or test(judge, self.class_index, row.judged):
-                return f"the request that blocks lane {lane} may run"
+            if row.indexed == row.blocked:
+                return f"lane {lane} is neither indexed nor blocked, or both"
+            if row.blocked and test(judge, self.class_index, row.heap.nodes[0].item):
+                return f"the head that blocks lane {lane} may run"
+        if self.candidate(test, judge) != NO_SLOT:
+            return "a request may run and waits"
         if stored != self.size or live != self.lanes or blocked != self.blocked:
             return "counters"
         return None
@@ -266,12 +276,6 @@ cdef class ClassQueue:
             row.rank = NO_SLOT
             row.next_free = self._lanes_free
             self._lanes_free = lane
-
-    cdef void _block(self, slot_t lane, slot_t judged) noexcept:
-        self._unindex(lane)
-        self._lanes[lane].blocked = True
-        self._lanes[lane].judged = judged
-        self.blocked += 1
 
     cdef void _index(self, slot_t lane) noexcept:
         """Put a lane that has requests under its present head into the index, whatever it was before."""

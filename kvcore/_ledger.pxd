@@ -41,7 +41,7 @@ cdef class Ledger:
 
     cdef int reserve_ranks(self, slot_t ranks) except -1
     cdef int reserve_slots(self, slot_t slots) except -1
-    cdef int add_rank(self, slot_t rank, uint64_t tag) except -1
+    cdef void name_rank(self, slot_t rank, uint64_t tag) noexcept
     cdef void remove_rank(self, slot_t rank) noexcept
     cdef int configure_rank(self, slot_t rank, int64_t max_batched_tokens, slot_t taints) except -1
     cdef bint busy(self, slot_t rank, slot_t pair) noexcept nogil
@@ -51,6 +51,11 @@ cdef class Ledger:
     cdef bint release(self, slot_t slot, const uint64_t* path, int32_t length) noexcept
     cdef void _count(self, slot_t rank, int32_t by) noexcept
     cdef void _add_prefill(self, slot_t rank, i128 tokens) noexcept
+
+
+cdef inline int64_t output_weight(const booking_t* booking) noexcept nogil:
+    """Weight of the output blocks of one booking, 2^20 = one block."""
+    return <int64_t>booking.outputs * FRACTION_ONE + <int64_t>booking.outputs_decayed * booking.decayed_weight
 
 
 cdef inline int64_t active_blocks(const load_t* load) noexcept nogil:

@@ -68,11 +68,9 @@ cdef class Ledger:
         self._slots = capacity
         return 0
 
-    cdef int add_rank(self, slot_t rank, uint64_t tag) except -1:
-        """A rank without load; present once configure_rank has told its cap and taints."""
-        self.reserve_ranks(rank + 1)
+    cdef void name_rank(self, slot_t rank, uint64_t tag) noexcept:
+        """A rank without load, for which room has been reserved; present once configure_rank has told its cap."""
         self.active.name_rank(rank, tag)
-        return 0
 
     cdef void remove_rank(self, slot_t rank) noexcept:
         """A rank whose bookings have been released is gone."""
@@ -101,8 +99,9 @@ cdef class Ledger:
         return 0
 
     cdef bint busy(self, slot_t rank, slot_t pair) noexcept nogil:
-        """Whether a rank is above its bound for a threshold pair: strictly (DESIGN D7)."""
-        return self.loads[rank].prefill > self._calm[rank * self.pairs + pair]
+        """Whether a rank is above its bound for a threshold pair: strictly (DESIGN D7). INT64_TOP: never."""
+        cdef int64_t calm = self._calm[rank * self.pairs + pair]
+        return self.loads[rank].prefill > calm and calm != INT64_TOP
 
     cdef int book(self, slot_t slot, slot_t rank, tokens_t prefill, const uint64_t* path, int32_t length) except -1:
         """Book a request on a rank: all of it or, on MemoryError, nothing."""
@@ -159,11 +158,11 @@ cdef class Ledger:
         load.weight += FRACTION_ONE
         if weight < 0:
             return
-        load.weight -= _output_weight(booking)
+        load.weight -= output_weight(booking)
         booking.outputs_decayed += booking.outputs
         booking.outputs = 0
         booking.decayed_weight = weight
-        load.weight += _output_weight(booking)
+        load.weight += output_weight(booking)
         for i in range(length):
             holder = self.active.find(path[i], booking.rank)
             if self.active.holders[holder].count == 1:
@@ -179,7 +178,7 @@ cdef class Ledger:
         cdef int32_t i
         for i in range(length - 1, -1, -1):
             load.weight -= self.active.release(path[i], rank)
-        load.weight -= _output_weight(booking)
+        load.weight -= output_weight(booking)
         load.requests -= 1
         if relieved:
             self._add_prefill(rank, -<i128>booking.prefill)
@@ -204,10 +203,6 @@ cdef class Ledger:
         self._count(rank, -1)
         self.loads[rank].prefill += tokens
         self._count(rank, 1)
-
-
-cdef int64_t _output_weight(const booking_t* booking) noexcept nogil:
-    return <int64_t>booking.outputs * FRACTION_ONE + <int64_t>booking.outputs_decayed * booking.decayed_weight
 
 
 cdef int64_t calm_below(double bound) noexcept nogil:

@@ -8,7 +8,7 @@ scheduler keeps two: cached blocks told by engines (`add`, `release`), and promp
 Never here: what a worker is, what a request is, which rank is better.
 
 Invariants: a block row exists iff it has a holder; a (block, rank) pair has at most one holder; `pairs` = number of
-holders; `mixed` = sum over holders of mix64(hash + tag of the rank).
+holders; `mixed` = sum over holders of mix64(mix64(hash) + tag of the rank).
 
 Cost: find, acquire, release O(holders of that block); match O(pairs touched); purge O(blocks of the rank).
 Memory: 16 bytes a block, 32 a holder, 4 to 8 of table a block.
@@ -107,7 +107,7 @@ cdef class PrefixIndex:
         self._rank_first[rank] = holder
         self.pairs += 1
         self._changes += 1
-        self.mixed += mix64(hash + self._tags[rank])
+        self.mixed += mix64(mix64(hash) + self._tags[rank])
         return holder
 
     cdef int32_t release(self, uint64_t hash, slot_t rank) noexcept nogil:
@@ -247,7 +247,7 @@ cdef class PrefixIndex:
 
     cdef void _drop_holder(self, int32_t holder) noexcept nogil:
         cdef holder_t* row = &self.holders[holder]
-        self.mixed -= mix64(self._blocks[row.block].hash + self._tags[row.rank])
+        self.mixed -= mix64(mix64(self._blocks[row.block].hash) + self._tags[row.rank])
         self.pairs -= 1
         self._changes += 1
         if row.next != NO_SLOT:

@@ -7,8 +7,8 @@ same for all, so the one that progressed longest ago is due first).
 Never here: queue order (_lanes), load (_ledger), decisions.
 
 Invariants: a row is live iff its id is in `ids`; exactly the waiting rows with a deadline are in the heap; exactly
-the running and evicted rows of a timed table are in the list, whose progress_ns never falls from oldest to newest, equal ones by
-attempt.
+the running and evicted rows of a timed table are in the list, whose progress_ns never falls from oldest to newest,
+equal ones by attempt.
 """
 from cpython.long cimport PyLong_AsUnsignedLongLong
 from libc.stdlib cimport free, malloc
@@ -29,7 +29,7 @@ cdef class RequestTable:
     def __dealloc__(self):
         cdef slot_t slot
         if self.rows != NULL:
-            for slot in range(self.ids.size):
+            for slot in range(self._capacity):
                 free(self.rows[slot].path)
         free(self.rows)
         free(self._deadline_pos)
@@ -50,28 +50,23 @@ cdef class RequestTable:
         return <Request>self._requests[slot]
 
     cdef slot_t open(self, Request request, ns_t now_ns, int64_t block_size) except -1:
-        """A row for a request whose id is not live; state FREE until the owner stores it. Copies its path."""
-        cdef slot_t slot
+        """A row for a request whose id is not live; state FREE until the owner stores it.
+
+        Makes room and copies the path first, so that a MemoryError leaves nothing behind.
+        """
         cdef request_t* row
-        cdef uint64_t* path = NULL
         cdef Py_ssize_t blocks = len(request.block_hashes)
         cdef Py_ssize_t extra = 0 if request.sequence_hashes is None else len(request.sequence_hashes)
-        cdef Py_ssize_t i
-        if blocks + extra:
-            path = <uint64_t*>malloc((blocks + extra) * sizeof(uint64_t))
-            if path == NULL:
-                raise MemoryError("request path")
-            for i in range(blocks):
-                path[i] = PyLong_AsUnsignedLongLong(request.block_hashes[i])
-            for i in range(extra):
-                path[blocks + i] = PyLong_AsUnsignedLongLong(request.sequence_hashes[i])
-        slot = self.ids.add(request.request_id)
-        if slot >= self._capacity:
-            self._grow(slot + 1)
-        if slot == len(self._requests):
-            self._requests.append(request)
-        else:
-            self._requests[slot] = request
+        cdef uint64_t* path
+        cdef slot_t slot
+        self._grow(self.ids.size + 1)
+        path = _copied(request.block_hashes, request.sequence_hashes)
+        try:
+            slot = self.ids.add(request.request_id)
+        except MemoryError:
+            free(path)
+            raise
+        self._requests[slot] = request
         row = &self.rows[slot]
         row.state = STATE_FREE
         row.track_prefill = request.track_prefill
@@ -193,10 +188,28 @@ cdef class RequestTable:
     cdef int _grow(self, slot_t slots) except -1:
         cdef slot_t capacity = max(slots, 2 * self._capacity, 16)
         cdef slot_t slot
+        if slots <= self._capacity:
+            return 0
+        self._requests.extend([None] * (capacity - len(self._requests)))
+        resize(<void**>&self._deadline_pos, capacity * sizeof(int32_t))
         resize(<void**>&self.rows, capacity * sizeof(request_t))
         for slot in range(self._capacity, capacity):
             self.rows[slot].path = NULL
             self.rows[slot].state = STATE_FREE
-        resize(<void**>&self._deadline_pos, capacity * sizeof(int32_t))
         self._capacity = capacity
         return 0
+
+
+cdef uint64_t* _copied(tuple blocks, tuple extra) except? NULL:
+    """The hashes of one or two tuples behind each other; NULL if there are none."""
+    cdef Py_ssize_t size = len(blocks) + (0 if extra is None else len(extra))
+    cdef Py_ssize_t i
+    cdef uint64_t* path
+    if size == 0:
+        return NULL
+    path = <uint64_t*>malloc(size * sizeof(uint64_t))
+    if path == NULL:
+        raise MemoryError("request path")
+    for i in range(size):
+        path[i] = PyLong_AsUnsignedLongLong(blocks[i] if i < len(blocks) else extra[i - len(blocks)])
+    return path

@@ -11,6 +11,7 @@ cdef extern from *:
     typedef __int128 kv_i128;
     typedef unsigned __int128 kv_u128;
     #define KV_NEVER_NS INT64_MAX
+    #define KV_NS_END ((int64_t)1 << 62)
     #ifndef KVCORE_DEBUG
     #define KVCORE_DEBUG 0
     #endif
@@ -18,6 +19,7 @@ cdef extern from *:
     ctypedef long long i128 "kv_i128"              # C knows the width; Cython only passes it through
     ctypedef unsigned long long u128 "kv_u128"
     const int64_t NEVER_NS "KV_NEVER_NS"           # later than any time: no deadline, no timer
+    const int64_t NS_END "KV_NS_END"               # times are below it
     const bint DEBUG_CHECKS "KVCORE_DEBUG"         # invariant checks are compiled in iff 1
 
 cdef enum:

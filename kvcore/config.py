@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from enum import Enum
 
@@ -15,6 +14,11 @@ class IndexMode(Enum):
 
     EVENTS = "events"
     OFF = "off"
+
+
+def _is_int(value: object) -> bool:
+    """A bool is no number here, and a float would be cut short without a word."""
+    return type(value) is int
 
 
 @dataclass(frozen=True)
@@ -38,15 +42,21 @@ class SchedulerConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if not 1 <= self.block_size <= 2**31 - 1:
+        if not _is_int(self.block_size) or not 1 <= self.block_size <= 2**31 - 1:
             raise InvalidConfig(f"block_size must be 1..2^31-1, not {self.block_size!r}")
-        if not 0 <= self.seed < 2**64:
+        if not _is_int(self.seed) or not 0 <= self.seed < 2**64:
             raise InvalidConfig(f"seed must be 0..2^64-1, not {self.seed!r}")
-        if self.booking_ttl_ns is not None and not 1 <= self.booking_ttl_ns < 2**62:
-            raise InvalidConfig(f"booking_ttl_ns must be 1..2^62-1 or None, not {self.booking_ttl_ns!r}")
+        ttl = self.booking_ttl_ns
+        if ttl is not None and (not _is_int(ttl) or not 1 <= ttl < 2**62):
+            raise InvalidConfig(f"booking_ttl_ns must be 1..2^62-1 or None, not {ttl!r}")
         frac = self.default_busy_threshold_frac
-        if frac is not None and (math.isnan(frac) or frac < 0):
+        if frac is not None and (isinstance(frac, bool) or not isinstance(frac, float | int) or not frac >= 0):
             raise InvalidConfig(f"default_busy_threshold_frac must be >= 0, not {frac!r}")
+        for name, kind in (("index", IndexMode), ("default_queue_policy", QueuePolicy)):
+            if not isinstance(getattr(self, name), kind):
+                raise InvalidConfig(f"{name} must be a member of {kind.__name__}, not {getattr(self, name)!r}")
+        if self.profile is not None and not isinstance(self.profile, PolicyProfile):
+            raise InvalidConfig(f"profile must be a PolicyProfile, not {type(self.profile).__name__}")
         for item in self.effective_profile().classes:
             if isinstance(item.admission, AdmissionSpec):
                 raise InvalidConfig(f"class {item.name!r}: no admission policy is available in this version")

@@ -4,6 +4,7 @@ A sequence hash chains local hashes: sequence[0] = local[0], sequence[i] = XXH3-
 seed 1337). Only the 16-byte case of XXH3-64 (xxHash specification 0.8) is needed for the chain; it is written out here
 because the core depends on numpy and PyYAML only. Tests compare it with the xxhash package.
 """
+from cpython.long cimport PyLong_AsUnsignedLongLong, PyLong_CheckExact
 from kvcore._types cimport u128, uint64_t
 
 CHAIN_SEED = 1337
@@ -30,9 +31,16 @@ cdef uint64_t xxh3_16(uint64_t first, uint64_t second, uint64_t seed) noexcept n
     return acc ^ (acc >> 32)
 
 
+cdef inline uint64_t _word(object value) except? 0:
+    """An integer 0..2^64-1; C would cut a float short without a word."""
+    if not PyLong_CheckExact(value):
+        raise TypeError(f"a block hash must be an integer, not {type(value).__name__}")
+    return PyLong_AsUnsignedLongLong(value)
+
+
 def chain(parent, local):
-    """Name of the block `local` that follows the prefix named `parent`; both 0..2^64-1."""
-    return xxh3_16(parent, local, 1337)
+    """Name of the block `local` that follows the prefix named `parent`; both integers 0..2^64-1."""
+    return xxh3_16(_word(parent), _word(local), 1337)
 
 
 def sequence_hashes(local_hashes):
@@ -44,7 +52,7 @@ def sequence_hashes(local_hashes):
     cdef bint first = True
     names = []
     for local in local_hashes:
-        name = local if first else xxh3_16(name, local, 1337)
+        name = _word(local) if first else xxh3_16(name, _word(local), 1337)
         first = False
         names.append(name)
     return tuple(names)

@@ -111,6 +111,10 @@ class PolicyProfile:
 
 
 def _check_profile(profile: PolicyProfile) -> None:
+    if type(profile.classes) is not tuple or type(profile.buckets) is not tuple:
+        raise InvalidPolicy("must be tuples", key="policy_classes, uncached_isl_buckets")
+    if not isinstance(profile.arbitration, Arbitration) or not isinstance(profile.capacity, Capacity):
+        raise InvalidPolicy("must be members of Arbitration and Capacity", key="arbitration, capacity")
     if not profile.classes:
         raise InvalidPolicy("at least one class is needed", key="policy_classes")
     floors = [bucket.min_tokens for bucket in profile.buckets]
@@ -138,14 +142,16 @@ def _check_class(item: PolicyClass) -> None:
     location = f'root, class "{item.name}"'
     if (item.policy_family is None) != (item.cache_bucket is None):
         raise InvalidPolicy("policy_family and cache_bucket go together", location=location)
-    if not 1 <= item.quantum <= NUMBER_MAX:
+    if not isinstance(item.queue_policy, QueuePolicy):
+        raise InvalidPolicy(f"must be a QueuePolicy, not {item.queue_policy!r}", location=location, key="queue_policy")
+    if type(item.quantum) is not int or not 1 <= item.quantum <= NUMBER_MAX:
         raise InvalidPolicy(f"must be 1..2^53, not {item.quantum}", location=location, key="quantum")
     frac = item.prefill_busy_threshold_frac
-    if frac is not None and not frac >= 0.0:
+    if frac is not None and (isinstance(frac, bool) or not isinstance(frac, float | int) or not frac >= 0.0):
         raise InvalidPolicy(f"must be >= 0, not {frac}", location=location, key="prefill_busy_threshold_frac")
     for key in COUNT_KEYS:
         value = getattr(item, key)
-        if value is not None and not 0 <= value <= NUMBER_MAX:
+        if value is not None and (type(value) is not int or not 0 <= value <= NUMBER_MAX):
             raise InvalidPolicy(f"must be 0..2^53, not {value}", location=location, key=key)
 
 

@@ -19,10 +19,11 @@ from kvcore._backlog cimport Backlog
 from kvcore._drr cimport LIMIT_NONE, LIMIT_REQUESTS, PolicyQueue, limit_t
 from kvcore._fleet cimport Fleet
 from kvcore._inspect cimport Inspector
+from kvcore._lanes cimport ClassQueue
 from kvcore._placement cimport Placement
 from kvcore._requests cimport STATE_EVICTED, STATE_RUNNING, STATE_WAITING, RequestTable, request_t
 from kvcore._types cimport (
-    DEBUG_CHECKS, FRACTION_ONE, NEVER_NS, NO_SLOT, int32_t, int64_t, ns_t, slot_t, uint64_t)
+    DEBUG_CHECKS, FRACTION_ONE, NEVER_NS, NO_SLOT, NS_END, int32_t, int64_t, ns_t, slot_t, uint64_t)
 from kvcore.actions cimport Dispatch, Reject, make_evict, make_ignored, make_park, make_reject
 from kvcore.events cimport (
     BlocksCleared, BlocksRemoved, BlocksStored, Event, OutputBlockAdded, PrefillCompleted, RequestArrived,
@@ -45,8 +46,12 @@ cdef tuple NOTHING = ()
 
 
 cdef bint may_run(void* scheduler, slot_t class_index, slot_t slot) noexcept:
-    """The dispatch test that the queue asks for its heads."""
-    return (<Scheduler>scheduler).placement.may_run(class_index, slot)
+    """The dispatch test that the queue asks for its heads. What it raises is raised once the queue is done."""
+    try:
+        return (<Scheduler>scheduler).placement.may_run(class_index, slot)
+    except MemoryError as error:
+        (<Scheduler>scheduler).failure = error
+        return False
 
 
 @cython.final
@@ -70,6 +75,7 @@ cdef class Scheduler:
     cdef uint64_t generator
     cdef int64_t next_attempt
     cdef int64_t steps                     # counted in debug builds only
+    cdef object failure                    # what a dispatch test has raised
     cdef bint stepping
     cdef bint poisoned
 
@@ -110,14 +116,11 @@ cdef class Scheduler:
     def next_deadline_ns(self):
         """When the core next wants a step if nothing else happens: a time, or None. O(1)."""
         cdef ns_t due_ns = min(self.requests.first_deadline_ns(), self._first_expiry_ns())
-        return None if due_ns == NEVER_NS else due_ns
+        return None if due_ns >= NS_END else due_ns
 
     cdef tuple _run(self, tuple events):
         cdef list out
-        if self.poisoned:
-            raise RuntimeError("this scheduler has failed before; its state cannot be trusted")
-        if self.stepping:
-            raise RuntimeError("step called from inside step: one owner at a time")
+        self._check_owner()
         if not events:
             return NOTHING
         self.stepping = True
@@ -137,6 +140,13 @@ cdef class Scheduler:
         finally:
             self.stepping = False
         return tuple(out) if out else NOTHING
+
+    cdef int _check_owner(self) except -1:
+        if self.poisoned and not self.stepping:
+            raise RuntimeError("this scheduler has failed before; its state cannot be trusted")
+        if self.stepping:
+            raise RuntimeError("called from inside step: one owner at a time")
+        return 0
 
     cdef int _apply(self, Event event, list out) except -1:
         match event:
@@ -376,6 +386,8 @@ cdef class Scheduler:
         self.backlog.recheck()
         while True:
             slot = self.queue.pop(may_run, <void*>self)
+            if self.failure is not None:
+                raise self.failure
             if slot != NO_SLOT:
                 self._place(slot, out)
             elif not self._refuse_leftovers(out):
@@ -384,6 +396,7 @@ cdef class Scheduler:
     cdef int _place(self, slot_t slot, list out) except -1:
         """The one path to a booking: project, select, book, Dispatch; or the reason why not."""
         cdef request_t* row = &self.requests.rows[slot]
+        cdef slot_t class_index = row.class_index
         cdef slot_t rank = NO_SLOT
         cdef Dispatch action
         answer = self.placement.decide(slot, self.requests.request(slot), &self.generator, &rank)
@@ -394,7 +407,7 @@ cdef class Scheduler:
         action = self._stamp(<Dispatch>answer, slot)
         self.fleet.ledger.book(slot, rank, action.prefill_tokens, row.sequence, row.sequence_length)
         self.requests.start_running(slot, action.attempt, self.now_ns)
-        self.queue.charge(row.class_index, self.now_ns, self.queue.waiting.rows[slot].cost)
+        self.queue.charge(class_index, self.now_ns, self.queue.waiting.rows[slot].cost)
         self.next_attempt += 1
         out.append(action)
         return 0
@@ -410,12 +423,13 @@ cdef class Scheduler:
         cdef int64_t i
         cdef slot_t slot
         cdef bint found = False
-        for i in range(self.backlog.stored):
+        for i in range(self.backlog.stored if self.backlog.stored_no_wait else 0):
             slot = self.backlog.still_waiting(i)
             if slot != NO_SLOT and not self.requests.rows[slot].may_wait:
                 self.backlog.remove(slot)
                 self._reject(slot, self._would_queue(slot), out)
                 found = True
+        self.backlog.stored_no_wait = False    # none of them is left
         return found
 
     cdef int _park(self, list out) except -1:
@@ -433,9 +447,11 @@ cdef class Scheduler:
     def peek(self, Request request not None, /):
         """What would happen to this request if it arrived now, at the last time seen: its Dispatch, Park or Reject.
 
-        Raises InvalidEvent as `step` would. Ties are broken with a copy of the generator.
+        Raises InvalidEvent as `step` would. Ties are broken with a copy of the generator. Where max_overtake_tokens
+        lets an older request go first, the answer is that of one that waits, even if both would run in that step.
         """
         cdef slot_t slot
+        self._check_owner()
         accept((RequestArrived(self.now_ns, request),), self.now_ns, self.block_size)
         reason = self._refusal(request)
         if reason is not None:
@@ -453,15 +469,20 @@ cdef class Scheduler:
         cdef int64_t bound = 0
         cdef limit_t kind = LIMIT_NONE
         cdef slot_t rank = NO_SLOT
+        cdef ClassQueue queue
+        cdef bint runs
         self.backlog.classify(slot, request)
         row = &self.requests.rows[slot]
         if row.may_wait:
             kind = self.queue.limit_hit(row.class_index, self.fleet.workers.count(), &current, &bound)
             if kind != LIMIT_NONE:
                 return self._queue_full(slot, kind, current, bound)
-        # Between steps no waiting head may run: the newcomer runs iff it leads its heap and passes the test.
-        leads = self.queue.queue(row.class_index).would_lead(slot, row.pin)
-        if leads and self.placement.may_run(row.class_index, slot):
+        # Between steps nothing that waits may run: the newcomer runs iff its class, with it, would serve it next.
+        queue = self.queue.queue(row.class_index)
+        queue.push(slot, row.pin)
+        runs = queue.candidate(may_run, <void*>self) == slot
+        queue.remove(slot)
+        if runs:
             answer = self.placement.decide(slot, request, &generator, &rank)
             return self._refused(slot, answer) if rank == NO_SLOT else self._stamp(answer, slot)
         if row.may_wait:

@@ -91,10 +91,6 @@ cdef class Lanes:
         judge.settle()
         return or_none(found)
 
-    def would_lead(self, slot_t item, tuple key, rank=None):
-        fill(self.queue.table, item, key, 1, 0, 1)
-        return bool(self.queue.would_lead(item, NO_SLOT if rank is None else rank))
-
     def recheck_shared(self):
         self.queue.recheck_shared()
 
@@ -141,7 +137,7 @@ cdef class Lanes:
         found = {}
         for lane in range(self.queue._lanes_size):
             if self.queue._lanes[lane].blocked:
-                found[or_none(self.queue._lanes[lane].rank)] = self.queue._lanes[lane].judged
+                found[or_none(self.queue._lanes[lane].rank)] = self.queue._lanes[lane].heap.nodes[0].item
         assert len(found) == self.queue.blocked
         assert found.get(None) == or_none(self.queue.blocked_shared())
         return found
@@ -263,7 +259,8 @@ cdef class Books:
         self.ledger = Ledger(thresholds)
 
     def add_rank(self, slot_t rank, uint64_t tag):
-        self.ledger.add_rank(rank, tag)
+        self.ledger.reserve_ranks(rank + 1)
+        self.ledger.name_rank(rank, tag)
 
     def remove_rank(self, slot_t rank):
         self.ledger.remove_rank(rank)

@@ -86,7 +86,8 @@ class Oracle:
 
     @property
     def next_deadline_ns(self) -> int | None:
-        return min((due for due, _, _, _ in self._dues()), default=None)
+        due_ns = min((due for due, _, _, _ in self._dues()), default=None)
+        return due_ns if due_ns is not None and due_ns < 2**62 else None  # later is no time that an event can carry
 
     def peek(self, request: Request):
         """What an arrival of this request at the last seen time would be answered."""
@@ -162,7 +163,6 @@ class Oracle:
             case WorkerRemoved():
                 if event.worker_id in self.workers:
                     self._remove_ranks(self.workers.pop(event.worker_id).ranks())
-                    self.queue.forget_verdicts()
                 else:
                     self.counts.stale_events += 1
             case BlocksStored() | BlocksRemoved() | BlocksCleared():
@@ -266,7 +266,6 @@ class Oracle:
         if known is not None and event.incarnation < known.incarnation:
             self.counts.stale_events += 1
             return
-        self.queue.forget_verdicts()
         worker = Worker(event.config, event.incarnation)
         if known is not None:
             restarted = event.incarnation > known.incarnation

@@ -1,10 +1,9 @@
 """The oracle's waiting room: keys, lanes, both forms of deficit round robin, written for the eye and not for speed.
 
-Nothing here is cached: the head of a lane is the least of its entries, found by looking at all of them. Verdicts are
-remembered only under an overtaking bound, where one can see that they are (DESIGN D4, D17). Mode `exact` of
-DESIGN D5 is the loop that the rule describes in words, one quantum at a time. Mode `reference` follows the numbered
-steps of the reference facts (one call of its round robin), with their separate cursor and carry marker, and not D5's
-restatement of them.
+Nothing here is cached and no verdict is remembered: the head of a lane is the least of its entries, found by looking at
+all of them, and who is served is a function of what waits and may run. Mode `exact` of DESIGN D5 is the loop that the
+rule describes in words, one quantum at a time. Mode `reference` follows the numbered steps of the reference facts (one
+call of its round robin), with their separate cursor and carry marker, and not D5's restatement of them.
 """
 
 from __future__ import annotations
@@ -60,25 +59,20 @@ CanRun = Callable[[Entry], bool]
 
 @dataclass
 class ClassQueue:
-    """The entries of one policy class, oldest first. bound: max_overtake_tokens. judged: who blocks a lane, by lane."""
+    """The entries of one policy class, oldest first. bound: max_overtake_tokens."""
 
     quantum: int
     bound: int | None = None
     deficit: int = 0
     entries: list[Entry] = field(default_factory=list)
-    judged: dict[object, Entry] = field(default_factory=dict)
 
     def head(self, lane: object) -> Entry:
         return min((e for e in self.entries if e.lane == lane), key=lambda e: e.key)
 
     def push(self, entry: Entry) -> None:
         self.entries.append(entry)
-        if self.head(entry.lane) is entry:
-            self.judged.pop(entry.lane, None)
 
     def remove(self, entry: Entry) -> None:
-        if entry in (self.head(entry.lane), self.judged.get(entry.lane)):
-            self.judged.pop(entry.lane, None)
         self.entries.remove(entry)
 
     def serve(self, entry: Entry) -> None:
@@ -87,23 +81,20 @@ class ClassQueue:
             older.overtaken += entry.cost
 
     def candidate(self, can_run: CanRun) -> Entry | None:
-        """The best head that passes, or who stands in for it; one that fails hides only its own lane.
+        """The best head that passes, or who stands in for it (DESIGN D17); a head that fails hides only its own lane.
 
-        Who has failed is asked again when it may run: nothing else makes a remembered verdict worth a question.
+        Who would stand in and fails leaves its lane out of this choice, and of this one only.
         """
-        self.judged = {lane: e for lane, e in self.judged.items() if self.bound is not None and not can_run(e)}
-        while True:
-            ready = [e for e in self.entries if e.lane not in self.judged]
-            if not ready:
-                return None
-            best, oldest = min(ready, key=lambda e: e.key), ready[0]
-            stands_in = self.bound is not None and oldest.overtaken + best.cost > self.bound
-            for entry in (best, oldest) if stands_in else (best,):
-                if not can_run(entry):
-                    self.judged[entry.lane] = entry
-                    break
-            else:
-                return oldest if stands_in else best
+        passing = {lane for lane in {e.lane for e in self.entries} if can_run(self.head(lane))}
+        while passing:
+            best = min((self.head(lane) for lane in passing), key=lambda e: e.key)
+            oldest = next(e for e in self.entries if e.lane in passing)
+            if self.bound is None or oldest is best or oldest.overtaken + best.cost <= self.bound:
+                return best
+            if can_run(oldest):
+                return oldest
+            passing.remove(oldest.lane)
+        return None
 
 
 class PolicyQueue:
@@ -130,11 +121,6 @@ class PolicyQueue:
             queue.deficit = 0
             if self.arbitration is Arbitration.EXACT and self.cursor == entry.class_index:
                 self._go_on()
-
-    def forget_verdicts(self) -> None:
-        """The fleet has changed."""
-        for queue in self.classes:
-            queue.judged.clear()
 
     def pop(self, can_run: CanRun) -> Entry | None:
         """The next entry to run, removed and charged; None if no head of any class may run."""

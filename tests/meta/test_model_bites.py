@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from collections import deque
 from dataclasses import replace
 from functools import cache
@@ -236,32 +237,24 @@ class BoundOneMore(StandIn):
             queue.bound = None if queue.bound is None else queue.bound + 1
 
 
-class ForgetsVerdicts(StandIn):
-    def _settle(self):
-        self.queue.forget_verdicts()
-        super()._settle()
+class RemembersWhoStoodAside(StandIn):
+    """A lane that is left out of one choice stays out of all."""
 
-
-class RemembersVerdictsOfAnotherFleet(StandIn):
-    def _upserted(self, event):
-        kept = [dict(queue.judged) for queue in self.queue.classes]
-        super()._upserted(event)
-        for queue, judged in zip(self.queue.classes, kept, strict=True):
-            queue.judged = judged
-
-
-class RemembersVerdictsOfAnotherHead(StandIn):
-    def _store(self, request, class_index, *rest):
-        kept = dict(self.queue.classes[class_index].judged)
-        super()._store(request, class_index, *rest)
-        self.queue.classes[class_index].judged = kept
-
-
-class AsksEveryClass(StandIn):
-    def _settle(self):
+    def __init__(self, config):
+        super().__init__(config)
         for queue in self.queue.classes:
-            queue.candidate(self._can_run)
-        super()._settle()
+            queue.candidate = partial(self._choose, queue, set())
+
+    @staticmethod
+    def _choose(queue, out, can_run):
+        while True:
+            asked = []
+            found = type(queue).candidate(
+                queue, lambda e: e.lane not in out and can_run(e) or asked.append(e) is not None)
+            aside = {e.lane for e in asked if e is not queue.head(e.lane)} - out
+            if not aside:
+                return found
+            out |= aside
 
 
 class RemovedOnesOvertake(StandIn):
@@ -313,7 +306,7 @@ MUTANTS = {
     WindowOf31: RUSHES,
 }
 #: Faults that random plans seldom meet.
-STORY_MUTANTS = (ForgetsVerdicts, RemembersVerdictsOfAnotherFleet, RemembersVerdictsOfAnotherHead, AsksEveryClass)
+STORY_MUTANTS = (RemembersWhoStoodAside,)
 PLANS = 200
 
 

@@ -8,7 +8,7 @@ import math
 import pytest
 
 from kvcore.config import IndexMode, SchedulerConfig
-from kvcore.errors import InvalidConfig, KvcoreError
+from kvcore.errors import InvalidConfig, InvalidPolicy, KvcoreError
 from kvcore.policy import AdmissionSpec, CacheBucket, Capacity, PolicyClass, PolicyProfile, QueuePolicy
 from kvcore.scheduler import Scheduler
 
@@ -78,6 +78,48 @@ def test_numbers_out_of_range(keys, message):
     with pytest.raises(InvalidConfig) as caught:
         SchedulerConfig(**keys)
     assert str(caught.value) == message
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"block_size": 16.0}, {"block_size": True}, {"block_size": "16"}, {"block_size": None}, {"seed": 1.0},
+        {"seed": False}, {"seed": None}, {"booking_ttl_ns": 1e9}, {"booking_ttl_ns": True}, {"booking_ttl_ns": "1"},
+        {"default_busy_threshold_frac": True}, {"default_busy_threshold_frac": "0.5"}, {"index": "events"},
+        {"index": None}, {"default_queue_policy": "fcfs"}, {"profile": "default"}, {"profile": PROFILE.classes},
+    ],
+    ids=str,
+)
+def test_values_of_another_type(keys):
+    """C would take a float or a boolean for a number without a word."""
+    (name,) = keys
+    with pytest.raises(InvalidConfig, match=f"^{name} must be "):
+        SchedulerConfig(**keys)
+
+
+@pytest.mark.parametrize(
+    "profile",
+    [
+        {"classes": ()}, {"classes": [PolicyClass("a", 1)]},
+        {"classes": (PolicyClass("a", 1), PolicyClass("b", 1))}, {"classes": (PolicyClass("a", 0),)},
+        {"classes": (PolicyClass("a", 2**53 + 1),)}, {"classes": (PolicyClass("a", 1.5),)},
+        {"classes": (PolicyClass("a", True),)},
+        {"classes": (PolicyClass("a", 1, prefill_busy_threshold_frac=math.nan),)},
+        {"classes": (PolicyClass("a", 1, prefill_busy_threshold_frac=-0.5),)},
+        {"classes": (PolicyClass("a", 1, request_queue_limit_per_worker=-5),)},
+        {"classes": (PolicyClass("a", 1, prefill_busy_threshold=0.5),)},
+        {"classes": (PolicyClass("a", 1, policy_family="f"),)},
+        {"classes": PROFILE.classes, "buckets": (CacheBucket("b", 1),), "default_policy_family": "f"},
+        {"classes": PROFILE.classes, "buckets": (CacheBucket("z", 0),), "default_policy_family": "f"},
+        {"classes": PROFILE.classes, "buckets": PROFILE.buckets, "default_policy_family": "g"},
+        {"classes": PROFILE.classes, "buckets": PROFILE.buckets},
+    ],
+    ids=str,
+)
+def test_a_profile_built_by_hand_is_checked(profile):
+    """Whatever reaches the core can be divided by, indexed with and compared."""
+    with pytest.raises(InvalidPolicy):
+        PolicyProfile(**profile)
 
 
 @pytest.mark.parametrize(

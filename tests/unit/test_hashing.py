@@ -97,7 +97,7 @@ def test_numbers_out_of_range_raise(wrong):
             call()
 
 
-@pytest.mark.parametrize("wrong", [None, "1", b"1"])
+@pytest.mark.parametrize("wrong", [None, "1", b"1", 1.0, 1.5, True])
 def test_what_is_no_number_raises(wrong):
     for call in (lambda: chain(wrong, 0), lambda: chain(0, wrong), lambda: sequence_hashes([1, wrong])):
         with pytest.raises(TypeError):

@@ -289,19 +289,6 @@ def test_lanes_and_ranks_come_and_go():
     assert drain(queue, everything()) == [3, 4, 2]
 
 
-@pytest.mark.parametrize("rank", [None, 4])
-def test_who_would_lead(rank):
-    queue = Lanes()
-    assert queue.would_lead(0, at(5), rank)
-    queue.push(1, at(5, 1), rank)
-    assert queue.would_lead(2, at(5, 0), rank)
-    assert not queue.would_lead(2, at(5, 2), rank)
-    assert queue.would_lead(2, at(4, 2), rank)
-    assert queue.would_lead(2, at(9, 2), 5)
-    assert queue.would_lead(2, at(9, 2), 10**6)
-    assert queue.counts()[0] == 1
-
-
 def test_an_error_in_the_test_of_a_test_is_heard():
     queue = lanes(1)
     with pytest.raises(ZeroDivisionError):

@@ -54,16 +54,15 @@ def test_lanes_share_the_bound():
     assert drain(made(9, *entries)) == [1, 0, 2, 3]
 
 
-def test_an_oldest_that_fails_blocks_its_lane_and_the_choice_goes_on():
+def test_an_oldest_that_fails_leaves_its_lane_out_of_this_choice():
     queue = made(0, (9, 1, 1), (5, 1, 1), (7, 2, 1), (6, 2, 1))
     asked = []
     assert queue.candidate(lambda _, item: asked.append(item) or item != 0) == 2
     assert asked == [1, 0, 3, 2]  # best, oldest: lane 1 is out; best, oldest of lane 2
-    assert queue.blocked() == {1: 0}
+    assert queue.blocked() == {}
     queue.take(2)
     assert drain(queue, 0) == [3]
-    assert queue.blocked() == {1: 0}
-    queue.recheck_lane(1)
+    assert queue.blocked() == {}
     assert drain(queue) == [0, 1]
 
 
@@ -85,12 +84,10 @@ def test_what_goes_past_a_blocked_lane_counts_when_it_opens():
     assert drain(queue) == [0, 3]
 
 
-def test_a_blocked_lane_opens_when_the_one_that_failed_leaves():
+def test_a_lane_is_no_longer_left_out_when_the_one_that_failed_leaves():
     queue = made(0, (9, 1, 1), (5, 1, 1), (7, 2, 1))
     assert queue.candidate(lambda _, item: item != 0) == 2
-    assert queue.blocked() == {1: 0}
     queue.remove(0)
-    assert queue.blocked() == {}
     assert drain(queue) == [1, 2]
 
 
@@ -124,7 +121,7 @@ class Model:
         self.bound = bound
         self.entries: dict[int, tuple] = {}     # item -> (key, rank, cost), oldest first
         self.overtaken: dict[int, int] = {}
-        self.judged: dict = {}                  # blocked lane -> whose test failed
+        self.judged: dict = {}                  # blocked lane -> its head, which failed
 
     def push(self, item, key, rank, cost):
         self.entries[item] = (key, rank, cost)
@@ -137,7 +134,7 @@ class Model:
 
     def remove(self, item):
         rank = self.entries[item][1]
-        if self.head(rank) == item or self.judged.get(rank) == item:
+        if self.head(rank) == item:
             self.judged.pop(rank, None)
         del self.entries[item], self.overtaken[item]
 
@@ -151,24 +148,28 @@ class Model:
         self.remove(item)
 
     def candidate(self, test):
-        passed = None
+        passed, aside = None, set()
         while True:
-            open_items = [item for item, (_, rank, _) in self.entries.items() if rank not in self.judged]
+            out = aside | set(self.judged)
+            open_items = [item for item, (_, rank, _) in self.entries.items() if rank not in out]
             if not open_items:
                 return None
             best = min(open_items, key=lambda item: self.entries[item][0])
+            rank, oldest = self.entries[best][1], open_items[0]
             if best != passed and not test(0, best):
-                self.judged[self.entries[best][1]] = best
+                self.judged[rank] = best
                 continue
-            passed = best
-            oldest = open_items[0]
-            if self.bound is None or oldest == best:
+            if self.bound is None:
                 return best
-            if self.overtaken[oldest] + self.entries[best][2] <= self.bound:
+            passed, elder_rank = best, self.entries[oldest][1]
+            if elder_rank != rank and not test(0, self.head(elder_rank)):
+                self.judged[elder_rank] = self.head(elder_rank)
+                continue
+            if oldest == best or self.overtaken[oldest] + self.entries[best][2] <= self.bound:
                 return best
             if test(0, oldest):
                 return oldest
-            self.judged[self.entries[oldest][1]] = oldest
+            aside.add(elder_rank)
 
 
 ranks = st.sampled_from((None, 0, 1, 2))
