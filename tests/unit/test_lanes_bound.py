@@ -122,6 +122,7 @@ class Model:
         self.entries: dict[int, tuple] = {}     # item -> (key, rank, cost), oldest first
         self.overtaken: dict[int, int] = {}
         self.judged: dict = {}                  # blocked lane -> its head, which failed
+        self.aside: set = set()                 # lanes left out of the last choice
 
     def push(self, item, key, rank, cost):
         self.entries[item] = (key, rank, cost)
@@ -143,12 +144,13 @@ class Model:
             if older == item:
                 break
             self.overtaken[older] += self.entries[item][2]
-            if self.bound is not None and self.entries[older][1] not in self.judged:
+            if self.bound is not None and self.entries[older][1] not in self.aside | set(self.judged):
                 assert self.overtaken[older] <= self.bound
         self.remove(item)
 
     def candidate(self, test):
         passed, aside = None, set()
+        self.aside = aside
         while True:
             out = aside | set(self.judged)
             open_items = [item for item, (_, rank, _) in self.entries.items() if rank not in out]
