@@ -1,12 +1,13 @@
 # Requests that wait: classified, stored, judged again, and who of this batch still waits.
 cimport cython
-from kvcore._drr cimport PolicyQueue
+from kvcore._drr cimport PolicyQueue, limit_t
 from kvcore._fleet cimport Fleet
 from kvcore._keys cimport order_t
 from kvcore._lanes cimport head_test_t
 from kvcore._placement cimport Placement
 from kvcore._requests cimport RequestTable
 from kvcore._types cimport int64_t, slot_t, uint64_t
+from kvcore.actions cimport Reject
 from kvcore.policy cimport ClassTable
 from kvcore.request cimport Request
 
@@ -37,5 +38,8 @@ cdef class Backlog:
     cdef int store(self, slot_t slot) except -1
     cdef int remove(self, slot_t slot) except -1
     cdef slot_t still_waiting(self, int64_t i) noexcept
+    cdef Reject refused(self, slot_t slot, object reason)
+    cdef Reject queue_full(self, slot_t slot, limit_t kind, int64_t current, int64_t bound)
+    cdef Reject would_queue(self, slot_t slot)
     cdef int recheck(self) except -1
     cdef list faults(self, head_test_t test, void* judge)

@@ -4,13 +4,20 @@ Owns the counter of arrival order, the queue, and the list of what the present b
 decides about Parks and about requests that may not wait). It keeps pins of the worker table and deadlines of the
 request table in step with what is stored.
 
-Never here: whether a limit refuses, what becomes of a popped request.
+It words the refusal of what may not wait. Never here: whether a limit refuses, what becomes of a popped request.
 """
 from libc.stdlib cimport free
+from kvcore._drr cimport LIMIT_REQUESTS
 from kvcore._keys cimport fill_key, order_named
 from kvcore._lanes cimport ClassQueue, waiting_t
 from kvcore._requests cimport STATE_WAITING, request_t
 from kvcore._types cimport NO_SLOT, int32_t, resize
+from kvcore.actions cimport make_reject
+
+from kvcore.actions import RejectReason
+
+cdef tuple FULL_REASONS = (
+    RejectReason.QUEUE_FULL_REQUESTS, RejectReason.QUEUE_FULL_RAW_TOKENS, RejectReason.QUEUE_FULL_CACHED_TOKENS)
 
 
 cdef class Backlog:
@@ -62,6 +69,7 @@ cdef class Backlog:
         if self.stored == self._stored_room:
             resize(<void**>&self._stored, max(16, 2 * self._stored_room) * sizeof(stored_t))
             self._stored_room = max(16, 2 * self._stored_room)
+        self.queue.waiting.rows[slot].key.seq = self.next_seq
         self._stored[self.stored].slot = slot
         self._stored[self.stored].seq = self.next_seq
         self.stored += 1
@@ -85,6 +93,29 @@ cdef class Backlog:
         if self._requests.rows[entry.slot].state != STATE_WAITING:
             return NO_SLOT
         return entry.slot if self.queue.waiting.rows[entry.slot].key.seq == entry.seq else NO_SLOT
+
+    cdef Reject refused(self, slot_t slot, object reason):
+        """The Reject of a live request for a reason that needs no figures."""
+        return make_reject(self._requests.ids.id_of(slot), reason, self._requests.rows[slot].class_index)
+
+    cdef Reject queue_full(self, slot_t slot, limit_t kind, int64_t current, int64_t bound):
+        """The Reject of a request that meets a limit of its class, with a hint when to come again (DESIGN D18)."""
+        cdef int64_t retry_ns = self.queue.retry_after_ns(self._requests.rows[slot].class_index, current, bound)
+        cdef Reject action = self.refused(slot, FULL_REASONS[<int>kind])
+        action.current = current
+        action.limit = bound
+        action.retry_after_ns = None if retry_ns < 0 else retry_ns
+        return action
+
+    cdef Reject would_queue(self, slot_t slot):
+        """The Reject of a request that may not wait: its class's first limit of zero, else WOULD_QUEUE (DESIGN D6)."""
+        cdef slot_t class_index = self._requests.rows[slot].class_index
+        cdef int kind = LIMIT_REQUESTS
+        if not self.queue.classes[class_index].never_waits:
+            return self.refused(slot, RejectReason.WOULD_QUEUE)
+        while self.queue.classes[class_index].limits[kind] != 0:
+            kind += 1
+        return self.queue_full(slot, <limit_t>kind, self.queue.usage(class_index, <limit_t>kind), 0)
 
     cdef int recheck(self) except -1:
         """Forget verdicts that the fleet's changes may have overturned (DESIGN D15). O(1) if nothing waits.

@@ -16,7 +16,7 @@ cimport cython
 from libc.math cimport floor
 from kvcore._accept cimport accept
 from kvcore._backlog cimport Backlog
-from kvcore._drr cimport LIMIT_NONE, LIMIT_REQUESTS, PolicyQueue, limit_t
+from kvcore._drr cimport LIMIT_NONE, PolicyQueue, limit_t
 from kvcore._fleet cimport Fleet
 from kvcore._inspect cimport Inspector
 from kvcore._lanes cimport ClassQueue
@@ -40,8 +40,6 @@ __all__ = ["LOAD_DTYPE", "Scheduler"]
 cdef object QUEUED = ParkReason.QUEUED
 cdef object STALE = IgnoredReason.STALE
 cdef object COMPLETED = Outcome.COMPLETED
-cdef tuple FULL_REASONS = (
-    RejectReason.QUEUE_FULL_REQUESTS, RejectReason.QUEUE_FULL_RAW_TOKENS, RejectReason.QUEUE_FULL_CACHED_TOKENS)
 cdef tuple NOTHING = ()
 
 
@@ -142,10 +140,10 @@ cdef class Scheduler:
         return tuple(out) if out else NOTHING
 
     cdef int _check_owner(self) except -1:
-        if self.poisoned and not self.stepping:
-            raise RuntimeError("this scheduler has failed before; its state cannot be trusted")
         if self.stepping:
             raise RuntimeError("called from inside step: one owner at a time")
+        if self.poisoned:
+            raise RuntimeError("this scheduler has failed before; its state cannot be trusted")
         return 0
 
     cdef int _apply(self, Event event, list out) except -1:
@@ -159,15 +157,15 @@ cdef class Scheduler:
             case RequestFinished():
                 return self._on_finished(<RequestFinished>event, out)
             case BlocksStored():
-                return self._on_blocks_stored(<BlocksStored>event)
+                return self._note(self._on_blocks_stored(<BlocksStored>event))
             case BlocksRemoved():
-                return self._on_blocks_removed(<BlocksRemoved>event)
+                return self._note(self._on_blocks_removed(<BlocksRemoved>event))
             case RequestCancelled():
                 return self._on_cancelled(<RequestCancelled>event, out)
             case TimerFired():
                 return 0
             case BlocksCleared():
-                return self._on_blocks_cleared(<BlocksCleared>event)
+                return self._note(self._on_blocks_cleared(<BlocksCleared>event))
             case WorkerUpserted():
                 return self._on_worker_upserted(<WorkerUpserted>event, out)
             case WorkerRemoved():
@@ -203,7 +201,7 @@ cdef class Scheduler:
             if deadline_ns <= expiry_ns:
                 slot = self.requests.first_deadline()
                 self.backlog.remove(slot)
-                self._reject(slot, self._refused(slot, RejectReason.DEADLINE_EXPIRED), out)
+                self._reject(slot, self.backlog.refused(slot, RejectReason.DEADLINE_EXPIRED), out)
                 continue
             slot = self.requests.first_progress()
             if self.requests.rows[slot].state == STATE_RUNNING:
@@ -235,7 +233,7 @@ cdef class Scheduler:
                 self._settle(out)
                 kind = self.queue.limit_hit(class_index, self.fleet.workers.count(), &current, &bound)
         if kind != LIMIT_NONE:
-            return self._reject(slot, self._queue_full(slot, kind, current, bound), out)
+            return self._reject(slot, self.backlog.queue_full(slot, kind, current, bound), out)
         return self.backlog.store(slot)
 
     cdef object _refusal(self, Request request):
@@ -258,20 +256,23 @@ cdef class Scheduler:
             self._release(slot)
         return self._end(slot, False)
 
+    cdef slot_t _running(self, str request_id, int64_t attempt):
+        """Row of the booking that a fact names, or NO_SLOT if it is not one that runs."""
+        cdef slot_t slot = self.requests.find_attempt(request_id, attempt)
+        return slot if slot != NO_SLOT and self.requests.rows[slot].state == STATE_RUNNING else NO_SLOT
+
     cdef int _on_prefill_completed(self, PrefillCompleted event, list out) except -1:
-        cdef slot_t slot = self.requests.find_attempt(event.request_id, event.attempt)
-        if slot == NO_SLOT or self.requests.rows[slot].state != STATE_RUNNING:
-            return self._ignore(event.request_id, event.attempt, out)
-        if not self.fleet.ledger.bookings[slot].prefilling:
+        cdef slot_t slot = self._running(event.request_id, event.attempt)
+        if slot == NO_SLOT or not self.fleet.ledger.bookings[slot].prefilling:
             return self._ignore(event.request_id, event.attempt, out)
         self.requests.touch(slot, self.now_ns)
         self.fleet.complete_prefill(slot)
         return 0
 
     cdef int _on_output_block(self, OutputBlockAdded event, list out) except -1:
-        cdef slot_t slot = self.requests.find_attempt(event.request_id, event.attempt)
+        cdef slot_t slot = self._running(event.request_id, event.attempt)
         cdef int32_t weight = -1
-        if slot == NO_SLOT or self.requests.rows[slot].state != STATE_RUNNING:
+        if slot == NO_SLOT:
             return self._ignore(event.request_id, event.attempt, out)
         if event.decay_fraction is not None:
             weight = <int32_t>floor(<double>event.decay_fraction * FRACTION_ONE + 0.5)
@@ -293,9 +294,8 @@ cdef class Scheduler:
         out.append(make_ignored(request_id, attempt, STALE))
         return 0
 
-    cdef int _release(self, slot_t slot) except -1:
+    cdef void _release(self, slot_t slot) noexcept:
         self.fleet.release(slot, self.requests.rows[slot].sequence, self.requests.rows[slot].sequence_length)
-        return 0
 
     cdef int _evict(self, slot_t slot, object reason, ns_t at_ns, list out) except -1:
         cdef slot_t rank = self.fleet.ledger.bookings[slot].rank
@@ -318,43 +318,25 @@ cdef class Scheduler:
         out.append(action)
         return self.requests.close(slot)
 
-    cdef Reject _refused(self, slot_t slot, object reason):
-        return make_reject(self.requests.ids.id_of(slot), reason, self.requests.rows[slot].class_index)
-
-    cdef Reject _queue_full(self, slot_t slot, limit_t kind, int64_t current, int64_t bound):
-        cdef int64_t retry_ns = self.queue.retry_after_ns(self.requests.rows[slot].class_index, current, bound)
-        cdef Reject action = self._refused(slot, FULL_REASONS[<int>kind])
-        action.current = current
-        action.limit = bound
-        action.retry_after_ns = None if retry_ns < 0 else retry_ns
-        return action
-
-    cdef Reject _would_queue(self, slot_t slot):
-        """The answer to a request that may not wait: its class's first limit of zero, else WOULD_QUEUE (DESIGN D6)."""
-        cdef slot_t class_index = self.requests.rows[slot].class_index
-        cdef int kind = LIMIT_REQUESTS
-        if not self.queue.classes[class_index].never_waits:
-            return self._refused(slot, RejectReason.WOULD_QUEUE)
-        while self.queue.classes[class_index].limits[kind] != 0:
-            kind += 1
-        return self._queue_full(slot, <limit_t>kind, self.queue.usage(class_index, <limit_t>kind), 0)
-
     # Workers and their caches.
 
     cdef int _on_worker_upserted(self, WorkerUpserted event, list out) except -1:
         if self.fleet.is_stale(event.config, event.incarnation):
-            self.inspector.stale += 1
-            return 0
+            return self._note(False)
         self._drop_ranks(self.fleet.leaving(event.config, event.incarnation), out)
         return self.fleet.upsert(event.config, event.incarnation)
 
     cdef int _on_worker_removed(self, WorkerRemoved event, list out) except -1:
         cdef slot_t worker = self.fleet.workers.find(event.worker_id)
         if worker == NO_SLOT:
-            self.inspector.stale += 1
-            return 0
+            return self._note(False)
         self._drop_ranks(self.fleet.all_ranks(worker), out)
         return self.fleet.remove(event.worker_id)
+
+    cdef int _note(self, bint current) except -1:
+        """Count a fact about a rank or worker that is not the current one."""
+        self.inspector.stale += not current
+        return 0
 
     cdef int _drop_ranks(self, list ranks, list out) except -1:
         """End the bookings of these ranks, by attempt, then the ranks."""
@@ -364,19 +346,14 @@ cdef class Scheduler:
             self._evict(slot, EvictReason.WORKER_REMOVED, self.now_ns, out)
         return self.fleet.drop_ranks(ranks)
 
-    cdef int _on_blocks_stored(self, BlocksStored event) except -1:
-        self.inspector.stale += not self.fleet.store_blocks(
-            event.worker_id, event.dp_rank, event.incarnation, event.block_hashes)
-        return 0
+    cdef bint _on_blocks_stored(self, BlocksStored event) except -1:
+        return self.fleet.store_blocks(event.worker_id, event.dp_rank, event.incarnation, event.block_hashes)
 
-    cdef int _on_blocks_removed(self, BlocksRemoved event) except -1:
-        self.inspector.stale += not self.fleet.remove_blocks(
-            event.worker_id, event.dp_rank, event.incarnation, event.block_hashes)
-        return 0
+    cdef bint _on_blocks_removed(self, BlocksRemoved event) except -1:
+        return self.fleet.remove_blocks(event.worker_id, event.dp_rank, event.incarnation, event.block_hashes)
 
-    cdef int _on_blocks_cleared(self, BlocksCleared event) except -1:
-        self.inspector.stale += not self.fleet.clear_blocks(event.worker_id, event.dp_rank, event.incarnation)
-        return 0
+    cdef bint _on_blocks_cleared(self, BlocksCleared event) except -1:
+        return self.fleet.clear_blocks(event.worker_id, event.dp_rank, event.incarnation)
 
     # Decisions.
 
@@ -403,7 +380,7 @@ cdef class Scheduler:
         if row.pin != NO_SLOT:
             self.fleet.workers.unpin(row.pin)
         if rank == NO_SLOT:
-            return self._reject(slot, self._refused(slot, answer), out)
+            return self._reject(slot, self.backlog.refused(slot, answer), out)
         action = self._stamp(<Dispatch>answer, slot)
         self.fleet.ledger.book(slot, rank, action.prefill_tokens, row.sequence, row.sequence_length)
         self.requests.start_running(slot, action.attempt, self.now_ns)
@@ -427,7 +404,7 @@ cdef class Scheduler:
             slot = self.backlog.still_waiting(i)
             if slot != NO_SLOT and not self.requests.rows[slot].may_wait:
                 self.backlog.remove(slot)
-                self._reject(slot, self._would_queue(slot), out)
+                self._reject(slot, self.backlog.would_queue(slot), out)
                 found = True
         self.backlog.stored_no_wait = False    # none of them is left
         return found
@@ -476,7 +453,7 @@ cdef class Scheduler:
         if row.may_wait:
             kind = self.queue.limit_hit(row.class_index, self.fleet.workers.count(), &current, &bound)
             if kind != LIMIT_NONE:
-                return self._queue_full(slot, kind, current, bound)
+                return self.backlog.queue_full(slot, kind, current, bound)
         # Between steps nothing that waits may run: the newcomer runs iff its class, with it, would serve it next.
         queue = self.queue.queue(row.class_index)
         queue.push(slot, row.pin)
@@ -484,10 +461,10 @@ cdef class Scheduler:
         queue.remove(slot)
         if runs:
             answer = self.placement.decide(slot, request, &generator, &rank)
-            return self._refused(slot, answer) if rank == NO_SLOT else self._stamp(answer, slot)
+            return self.backlog.refused(slot, answer) if rank == NO_SLOT else self._stamp(answer, slot)
         if row.may_wait:
             return make_park(request.request_id, row.class_index, QUEUED)
-        return self._would_queue(slot)
+        return self.backlog.would_queue(slot)
 
     def loads(self):
         """Load of every rank in canonical order: numpy structured array of LOAD_DTYPE, shape (ranks,). O(ranks)."""

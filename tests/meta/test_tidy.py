@@ -36,9 +36,9 @@ CLOSED = {
     "_selector": {"_types", "_prefix", "_ledger"},
 }
 
-#: Who may see events and actions: the door, the scheduler, and Placement, which fills in a Dispatch.
+#: Who may see events and actions: the door, the scheduler, Placement, which fills in a Dispatch, Backlog: Rejects.
 SEES_EVENTS = {"_accept", "scheduler", "__init__"}
-SEES_ACTIONS = {"_placement", "scheduler", "__init__"}
+SEES_ACTIONS = {"_placement", "_backlog", "scheduler", "__init__"}
 
 STDLIB = {
     "__future__", "collections.abc", "copy", "dataclasses", "difflib", "enum", "fractions", "hashlib", "itertools",
