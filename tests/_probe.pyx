@@ -187,8 +187,8 @@ cdef class Requests:
 
     cdef RequestTable table
 
-    def __cinit__(self):
-        self.table = RequestTable(True)
+    def __cinit__(self, bint timed=True):
+        self.table = RequestTable(timed)
 
     def find(self, str request_id):
         return or_none(self.table.find(request_id))

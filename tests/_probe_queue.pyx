@@ -1,17 +1,20 @@
-"""Doors for tests to compiled internals: lanes, overtaking, round robin, ledger, fleet. Never shipped.
+"""Doors for tests to compiled internals: lanes, overtaking, round robin, ledger, fleet, backlog.
 
-A door converts and does nothing else: NO_SLOT becomes None, C rows become tuples, 128-bit sums become ints, a Python
-function becomes the dispatch test.
+Never shipped. A door converts and does nothing else: NO_SLOT becomes None, C rows become tuples, 128-bit sums become
+ints, a Python function becomes the dispatch test.
 """
 from cpython cimport array
+from kvcore._backlog cimport Backlog
 from kvcore._drr cimport LIMIT_NONE, VISIT_NONE, VISIT_PAID, PolicyQueue, limit_t
 from kvcore._fleet cimport Fleet
 from kvcore._heap cimport heap_t
 from kvcore._lanes cimport SHARED, ClassQueue, WaitingTable, waiting_t
 from kvcore._ledger cimport Ledger, active_blocks
 from kvcore._overtaking cimport Overtaking
+from kvcore._placement cimport Placement
+from kvcore._requests cimport RequestTable
 from kvcore._types cimport NO_SLOT, i128, int32_t, int64_t, ns_t, slot_t, uint32_t, uint64_t
-from kvcore.request cimport WorkerConfig
+from kvcore.request cimport Request, WorkerConfig
 
 import array
 
@@ -320,6 +323,58 @@ cdef class Books:
     def pairs_held(self):
         """(blocks, (block, rank) pairs, mixed) of prompt blocks of live bookings."""
         return self.ledger.active.blocks, self.ledger.active.pairs, self.ledger.active.mixed
+
+
+cdef class Room:
+    """Backlog over workers of one rank each. Nothing runs; requests are named by their slots."""
+
+    cdef RequestTable requests
+    cdef Fleet fleet
+    cdef Backlog backlog
+
+    def __cinit__(self, config, workers):
+        profile = config.effective_profile()
+        self.requests = RequestTable(False)
+        self.fleet = Fleet([], True)
+        placement = Placement(self.fleet, self.requests, config, [None] * len(profile.classes))
+        self.backlog = Backlog(profile, self.requests, self.fleet, placement)
+        for worker_id in workers:
+            self.fleet.upsert(WorkerConfig(worker_id), 0)
+
+    @property
+    def next_seq(self):
+        return self.backlog.next_seq
+
+    def classify(self, Request request):
+        """Slot of a request that is classified and not stored."""
+        cdef slot_t slot = self.requests.open(request, 0, 16)
+        self.backlog.classify(slot, request)
+        return slot
+
+    def begin_batch(self):
+        self.backlog.begin_batch()
+
+    def store(self, slot_t slot):
+        self.backlog.store(slot)
+
+    def end(self, slot_t slot):
+        """Take a waiting request out, for good."""
+        self.backlog.remove(slot)
+        self.requests.close(slot)
+
+    def still_waiting(self):
+        """Of what the batch has stored, in order: the slot, or None where it waits no longer."""
+        cdef int64_t i
+        return [or_none(self.backlog.still_waiting(i)) for i in range(self.backlog.stored)]
+
+    def lose(self, worker_id):
+        """A worker is gone."""
+        self.fleet.drop_ranks(self.fleet.all_ranks(self.fleet.workers.find(worker_id)))
+        self.fleet.remove(worker_id)
+
+    def ghosts(self):
+        """Names of ranks that are gone and that waiting pins keep."""
+        return sorted(self.fleet.workers._ghosts)
 
 
 cdef class Ships:

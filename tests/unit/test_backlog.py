@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import pytest
+from probe_build import load
 from stories import Story, arrive, profile, short
 
 from kvcore.actions import Park
+from kvcore.config import SchedulerConfig
 from kvcore.events import PrefillCompleted, RequestCancelled
 from kvcore.policy import CacheBucket, PolicyClass, PolicyProfile
-from kvcore.request import Overlap, Rank
+from kvcore.request import Overlap, Rank, Request
+
+Room = load("_probe_queue").Room
 
 WAITS = {"profile": profile(prefill_busy_threshold=0)}
 
@@ -19,6 +23,59 @@ MATRIX = PolicyProfile(
      PolicyClass("b-large", 1, policy_family="b", cache_bucket="large", prefill_busy_threshold=0),
      PolicyClass("vip", 1, prefill_busy_threshold=0)),
     (CacheBucket("small", 0), CacheBucket("large", 10)), "b")
+
+
+def room(*workers: int, **fields):
+    return Room(SchedulerConfig(profile=profile(prefill_busy_threshold=0, **fields)), workers)
+
+
+def test_only_what_is_stored_takes_a_seq():
+    backlog = room(1)
+    backlog.begin_batch()
+    slots = []
+    for name in "abcd":
+        slots.append(backlog.classify(Request(name, 1)))
+        if name in "bd":
+            backlog.store(slots[-1])
+    assert backlog.next_seq == 2
+    assert backlog.still_waiting() == [slots[1], slots[3]]
+
+
+def test_who_of_a_batch_still_waits():
+    """Also where a slot has been used again, by another request or by the same id."""
+    backlog = room(1)
+    backlog.begin_batch()
+    first = backlog.classify(Request("a", 1))
+    backlog.store(first)
+    backlog.end(first)
+    again = backlog.classify(Request("a", 1))
+    assert (again, backlog.still_waiting()) == (first, [None])
+    backlog.store(again)
+    assert backlog.still_waiting() == [None, again]
+    backlog.begin_batch()
+    assert backlog.still_waiting() == []
+    for number in range(100):
+        backlog.store(backlog.classify(Request(str(number), 1)))
+    assert None not in backlog.still_waiting()
+    assert backlog.next_seq == 102
+
+
+def test_a_pin_keeps_the_row_of_a_lost_rank_while_it_waits():
+    backlog = room(1, 2)
+    backlog.begin_batch()
+    slots = []
+    for name in "ab":
+        slots.append(backlog.classify(Request(name, 1, pinned=Rank(1))))
+        backlog.store(slots[-1])
+    backlog.classify(Request("c", 1, pinned=Rank(2)))
+    backlog.lose(2)
+    assert backlog.ghosts() == []  # c is not stored: nothing waits for its rank
+    backlog.lose(1)
+    assert backlog.ghosts() == [(1, 0)]
+    backlog.end(slots[1])
+    assert backlog.ghosts() == [(1, 0)]
+    backlog.end(slots[0])
+    assert backlog.ghosts() == []
 
 
 def served_after(story, name: str, attempt: int) -> str:

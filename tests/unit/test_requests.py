@@ -160,6 +160,19 @@ def test_an_overdue_timer_restarts_at_its_due_time():
     assert table.first_progress() == (20, a)
 
 
+def test_bookings_that_never_expire_have_no_timers():
+    table = Requests(False)
+    a, b = running(table, "a", 1, 10), running(table, "b", 2, 10)
+    table.touch(a, 20)
+    table.evict(b, 30)
+    assert (table.timers(), table.first_progress()) == ([], None)
+    assert [table.find_attempt("a", 1), table.find_attempt("b", 2)] == [a, b]
+    assert [table.row(slot)["progress_ns"] for slot in (a, b)] == [20, 30]
+    table.close(a)
+    table.close(b)
+    assert (table.find("a"), table.find("b"), table.first_progress()) == (None, None, None)
+
+
 def test_many_requests_keep_their_rows():
     table = Requests()
     names = [f"r{i}" for i in range(500)]
