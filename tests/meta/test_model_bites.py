@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from functools import partial
 from collections import deque
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 
 import pytest
 from bound_stories import CONFIG, STORIES
@@ -247,10 +246,17 @@ class RemembersWhoStoodAside(StandIn):
 
     @staticmethod
     def _choose(queue, out, can_run):
+        asked = []
+
+        def test(entry):
+            passes = entry.lane not in out and can_run(entry)
+            if not passes:
+                asked.append(entry)
+            return passes
+
         while True:
-            asked = []
-            found = type(queue).candidate(
-                queue, lambda e: e.lane not in out and can_run(e) or asked.append(e) is not None)
+            asked.clear()
+            found = type(queue).candidate(queue, test)
             aside = {e.lane for e in asked if e is not queue.head(e.lane)} - out
             if not aside:
                 return found
