@@ -120,10 +120,9 @@ cdef class PolicyQueue:
 
         `closes`: the open visit ends as soon as some class turns out to have a candidate.
         """
-        cdef slot_t step
         cdef slot_t i = start
         cdef class_t* row
-        for step in range(self.count):
+        for _ in range(self.count):
             if self._look(i, test, judge) != NO_SLOT:
                 if closes:
                     self.cursor = start
@@ -153,10 +152,9 @@ cdef class PolicyQueue:
         cdef int64_t need
         cdef slot_t winner = start
         cdef slot_t i = start
-        cdef slot_t step
         cdef bint behind = False
         cdef class_t* row
-        for step in range(self.count):
+        for _ in range(self.count):
             if self._heads[i] != NO_SLOT:
                 row = &self.classes[i]
                 need = (self._cost(i) - row.deficit + row.quantum - 1) // row.quantum
@@ -165,7 +163,7 @@ cdef class PolicyQueue:
                     winner = i
             i = self._next(i)
         i = start
-        for step in range(self.count):
+        for _ in range(self.count):
             if self._heads[i] != NO_SLOT:
                 row = &self.classes[i]
                 row.deficit += (rounds - 1 if behind and not self._reference else rounds) * row.quantum

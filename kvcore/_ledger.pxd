@@ -20,7 +20,7 @@ cdef struct booking_t:
     tokens_t prefill
     int32_t outputs        # output blocks with weight 2^20, added since the last fraction
     int32_t outputs_decayed
-    int32_t decayed_weight # of each of them
+    int32_t decayed_weight  # of each of them
     slot_t next            # bookings of the same rank
     slot_t prev
 

@@ -39,7 +39,7 @@ cdef class PrefixIndex:
     cdef slot_t* matched           # ranks with depth > 0 after the last match()
     cdef slot_t matches
     cdef uint64_t _changes         # counts changes of the contents
-    cdef uint64_t _matched_changes # what it was at the last match()
+    cdef uint64_t _matched_changes  # what it was at the last match()
     cdef uint64_t _matched_serial  # and whose path was asked for; 0: nobody's
     cdef readonly int64_t blocks   # distinct blocks held by anybody
     cdef readonly int64_t pairs    # (block, rank) pairs

@@ -1,7 +1,7 @@
 """Round robin told as bytes: the same pushes, cancels, blockades and pops on the core's queue and on the oracle's.
 
-Four bytes are a letter. Requests of a lane come in groups; a group is blocked and freed as a whole, as if its ranks were
-full. Who frees a group has the lanes judged again whose verdict is about it, as the scheduler does, and no others.
+Four bytes are a letter. Requests of a lane come in groups; a group is blocked and freed as a whole, as if its ranks
+were full. Who frees a group has the lanes judged again whose verdict is about it, as the scheduler does, and no others.
 """
 
 from __future__ import annotations
@@ -129,7 +129,8 @@ class Ring:
         """The dispatch test of the core. Who stands in for a head may fail as often as he is asked."""
         entry = self.entries[item]
         passes = self.place(entry) not in self.full
-        self.failed[class_index, entry.lane] += not passes and self.oracle.classes[class_index].head(entry.lane) is entry
+        is_head = self.oracle.classes[class_index].head(entry.lane) is entry
+        self.failed[class_index, entry.lane] += is_head and not passes
         return passes
 
     def compare(self) -> None:
@@ -165,5 +166,5 @@ class PolledRing(Ring):
     def compare(self) -> None:
         for _ in range(next(self.moments, 0) % 4):
             poll_everything(self.core, len(self.oracle.classes))
-            self.changes.update({place: 1 for place in product(range(len(self.oracle.classes)), {*LANES})})
+            self.changes.update(dict.fromkeys(product(range(len(self.oracle.classes)), {*LANES}), 1))
         super().compare()
