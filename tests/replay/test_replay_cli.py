@@ -361,7 +361,12 @@ def test_interrupt(kvcore, folder, monkeypatch):
 
     (folder / "o.json").write_text("old")
     monkeypatch.setattr(replay_run, "simulate", interrupted)
-    status, out, err = kvcore("replay", "t.jsonl", "--json", "o.json", "--csv", "o.csv")
+    # A shell starts what runs in its background with SIGINT ignored, and Python keeps it so.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        status, out, err = kvcore("replay", "t.jsonl", "--json", "o.json", "--csv", "o.csv")
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert (status, out, err.strip()) == (130, "", "kvcore: interrupted")
     assert (folder / "o.json").read_text() == "old"
     assert not (folder / "o.csv").exists()
