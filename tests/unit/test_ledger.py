@@ -179,15 +179,15 @@ def test_bookings_of_a_rank_are_linked():
 
 
 def test_loads_have_more_than_64_bits():
-    books = made((10, None))
+    books = made((10, None), (None, INF))
     for slot in range(1_100):
         books.book(slot, 0, TWO_53, ())
     assert books.load(0)[0] == 1_100 * TWO_53
-    assert books.busy(0, 0)
+    assert (books.busy(0, 0), books.busy(0, 1)) == (True, False)
     for slot in range(1_100):
         books.release(slot, ())
     assert books.load(0) == (0, 0, 0, 0)
-    assert books.free() == [1]
+    assert books.free() == [1, 1]
 
 
 def test_ranks_without_thresholds_are_never_counted():

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from oracle_ledger import WyRand
-from stories import Story, profile, short
+from stories import Story, arrive, profile, short
 
-from kvcore.actions import Dispatch, Reject, RejectReason
+from kvcore.actions import Dispatch, Park, Reject, RejectReason
 from kvcore.config import IndexMode
 from kvcore.policy import CacheBucket, PolicyClass, PolicyProfile
-from kvcore.request import Overlap, Rank
+from kvcore.request import Overlap, Rank, Request
 
 WAITS = {"profile": profile(prefill_busy_threshold=0)}
 
@@ -97,7 +99,19 @@ def test_what_the_caller_says_wins_over_the_index():
     (action,) = story.arrive("b", 16, block_hashes=(11, 12, 13), overlap=Overlap(), pinned=Rank(1))
     assert action.overlap_blocks == 0
     (action,) = story.arrive("c", 16, block_hashes=(11, 12, 13), pinned=Rank(1))
-    assert action.overlap_blocks == 3  # nothing is left behind of the first two
+    assert action.overlap_blocks == 3
+
+
+def test_what_a_caller_says_is_forgotten_with_its_request():
+    story = Story(1, 2, **WAITS)
+    for name, worker_id in (("a", 1), ("b", 2)):
+        story.arrive(name, 16, overlap=overlap((1, 2), (2, 2)), pinned=Rank(worker_id))
+    assert story.core.peek(Request("c", 16, overlap=Overlap())) == Park("c", 0)
+    story.arrive("c", 16, overlap=Overlap(), pinned=Rank(1))
+    assert story.core.stats().classes[0].waiting_cached_tokens == 0
+    assert story.prefill("a", 1)[0].overlap_blocks == 0
+    assert story.arrive("d", 16, overlap=overlap((1, 1)), pinned=Rank(2)) == (Park("d", 0),)
+    assert story.prefill("b", 2)[0].overlap_blocks == 0
 
 
 def test_of_two_statements_about_a_rank_the_last_counts():
@@ -281,6 +295,15 @@ def test_a_rank_is_busy_above_its_bound(keys, cap, load, busy):
     story.upsert(1, max_batched_tokens=cap)
     story.arrive("a", load)
     assert short(story.arrive("b", pinned=Rank(1))) == ("P b" if busy else "D b")
+
+
+def test_an_infinite_threshold_is_never_passed():
+    """Not even by a load of more than 64 bits; a finite one is."""
+    for frac, waiting in ((math.inf, 0), (2.0**53, 99)):
+        story = Story(profile=profile(prefill_busy_threshold_frac=frac))
+        story.upsert(1, max_batched_tokens=1_000)
+        story.many(*[arrive(0, str(number), 2**53) for number in range(1_100)])
+        assert story.core.stats().waiting_requests == waiting
 
 
 def test_a_rank_is_busy_for_one_class_and_free_for_another():
