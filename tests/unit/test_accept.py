@@ -35,6 +35,15 @@ class Odd(Event):
     """An event that nobody knows."""
 
 
+class Pair(tuple):
+    """A pair that answers otherwise when it is taken apart."""
+
+    __slots__ = ()
+
+    def __iter__(self):
+        raise ZeroDivisionError
+
+
 def made() -> Scheduler:
     """Block size 8, one worker, one request running under attempt 1, time 100."""
     scheduler = Scheduler(SchedulerConfig(8, booking_ttl_ns=1_000))
@@ -110,6 +119,8 @@ BROKEN = [
     (overlap((1, 1)), "overlap.device must hold pairs (Rank, blocks), not (1, 1)"),
     (overlap(Rank(1)), "overlap.device must hold pairs (Rank, blocks), not Rank(worker_id=1, dp_rank=0)"),
     (overlap((Rank(1),)), "overlap.device must hold pairs (Rank, blocks), not (Rank(worker_id=1, dp_rank=0),)"),
+    (overlap(Pair((Rank(1), 1))),
+     "overlap.device must hold pairs (Rank, blocks), not (Rank(worker_id=1, dp_rank=0), 1)"),
     (overlap([Rank(1), 1]), "overlap.device must hold pairs (Rank, blocks), not [Rank(worker_id=1, dp_rank=0), 1]"),
     (overlap((Rank(1), -1)), "overlap blocks must be 0..2^31-1, not -1"),
     (overlap((Rank(1), 2**31)), "overlap blocks must be 0..2^31-1, not 2147483648"),

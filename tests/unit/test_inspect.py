@@ -50,7 +50,7 @@ def test_loads_are_a_table_in_canonical_order():
 
 def test_loads_and_counters_saturate():
     story = Story(1)
-    story.core.step_many([arrive(0, str(number), 2**53) for number in range(1_100)])
+    story.many(*[arrive(0, str(number), 2**53) for number in range(1_100)])
     assert story.loads() == [(1, 0, 1_100, 2**63 - 1, 0)]
     assert story.core.stats().classes[0].dispatched_cost_tokens == 2**63 - 1
     story.many(*[RequestFinished(1, str(number), number + 1) for number in range(1_100)])
@@ -60,7 +60,7 @@ def test_loads_and_counters_saturate():
 def test_waiting_counters_saturate():
     story = Story(1, profile=profile(2**53, prefill_busy_threshold=0))
     story.arrive("x")
-    story.core.step_many([arrive(0, str(number), 2**53) for number in range(1_100)])
+    story.many(*[arrive(0, str(number), 2**53) for number in range(1_100)])
     row = story.core.stats().classes[0]
     assert (row.waiting_requests, row.waiting_raw_tokens, row.waiting_cost_tokens) == (1_100, 2**63 - 1, 2**63 - 1)
 

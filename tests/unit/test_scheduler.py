@@ -210,7 +210,8 @@ def test_a_step_inside_a_step_is_refused_and_changes_nothing(monkeypatch):
     told = []
 
     def hook(reason):
-        for call in (lambda: story.core.step(TimerFired(0)), lambda: story.core.step_many([TimerFired(0)])):
+        for call in (lambda: story.core.step(TimerFired(0)), lambda: story.core.step_many([TimerFired(0)]),
+                     lambda: story.core.peek(Request("x", 1))):
             with pytest.raises(RuntimeError):
                 call()
         told.append(reason)
@@ -306,6 +307,19 @@ def test_a_peek_at_a_live_id():
     story = Story(1)
     story.arrive("a")
     assert story.core.peek(Request("a", 8)) == Reject("a", RejectReason.DUPLICATE_ID)
+
+
+def test_a_peek_knows_the_overtaking_bound():
+    """The newcomer leads its lane and a worker is free, but an older one may not be overtaken (DESIGN D17)."""
+    story = Story(1, 2, profile=profile(prefill_busy_threshold=0, max_overtake_tokens=0))
+    story.arrive("x", pinned=Rank(1))
+    story.arrive("old", allowed_workers=frozenset({1}))
+    before = story.core.digest()
+    assert story.core.peek(Request("new", 8, strict_priority=1)) == Park("new", 0)
+    runs = story.core.peek(Request("new", 8, pinned=Rank(2)))
+    assert story.core.digest() == before
+    assert story.arrive("late", strict_priority=1) == (Park("late", 0),)
+    assert story.arrive("new", pinned=Rank(2)) == (runs,)
 
 
 def test_a_peek_draws_from_a_copy():
