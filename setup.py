@@ -4,10 +4,12 @@ KVCORE_DEBUG=1 builds with bounds checks and with the core's own invariant check
 KVCORE_TRACE=1 builds with line tracing, for coverage of the Cython modules.
 """
 
+import hashlib
 import os
 import pathlib
 import sys
 
+from Cython import __version__ as CYTHON
 from Cython.Build import cythonize
 from setuptools import Extension, setup
 
@@ -80,16 +82,35 @@ def include_path() -> list[str]:
     return [".", "build/include"]
 
 
+def translated() -> list[Extension]:
+    """The extensions with their C sources, translated if anything that they come from has changed.
+
+    Cython compares times, also of its own files, which build isolation makes look new: here contents are compared.
+    """
+    found = extensions()
+    folder = pathlib.Path(f"build/cython-{FLAVOUR}")
+    sources = [pathlib.Path(item.sources[0]) for item in found]
+    headers = sorted(path for top in ("kvcore", "drivers") for path in pathlib.Path(top).rglob("*.pxd"))
+    digest = hashlib.sha256(CYTHON.encode())
+    for path in [pathlib.Path("setup.py"), *sources, *headers]:
+        digest.update(repr((path.as_posix(), path.read_bytes())).encode())
+    mark = folder / "sources.sha256"
+    files = [folder / path.with_suffix(".c") for path in sources]
+    if mark.exists() and mark.read_text() == digest.hexdigest() and all(file.exists() for file in files):
+        for item, file in zip(found, files, strict=True):
+            item.sources = [file.as_posix()]
+        return found
+    mark.unlink(missing_ok=True)
+    found = cythonize(
+        found, compiler_directives=DIRECTIVES, include_path=include_path(), build_dir=folder.as_posix(), force=TRACE)
+    mark.write_text(digest.hexdigest())
+    return found
+
+
 if sys.byteorder != "little":
     sys.exit("kvcore is built for little-endian machines only")
 
 setup(
-    ext_modules=cythonize(
-        extensions(),
-        compiler_directives=DIRECTIVES,
-        include_path=include_path(),
-        build_dir=f"build/cython-{FLAVOUR}",
-        force=TRACE,
-    ),
+    ext_modules=translated(),
     options={"build_ext": {"parallel": os.cpu_count()}},
 )

@@ -28,7 +28,7 @@ cdef class Backlog:
     cdef order_t* _orders                  # by class
     cdef stored_t* _stored                 # what this batch has stored, by seq
     cdef int64_t stored
-    cdef bint stored_no_wait               # some of them may not wait
+    cdef int64_t _asked                    # how many of them have been asked whether they may wait
     cdef int64_t _stored_room
     cdef uint64_t next_seq                 # one counter for all classes (DESIGN D3)
 
@@ -38,6 +38,7 @@ cdef class Backlog:
     cdef int store(self, slot_t slot) except -1
     cdef int remove(self, slot_t slot) except -1
     cdef slot_t still_waiting(self, int64_t i) noexcept
+    cdef slot_t next_leftover(self) noexcept
     cdef Reject refused(self, slot_t slot, object reason)
     cdef Reject queue_full(self, slot_t slot, limit_t kind, int64_t current, int64_t bound)
     cdef Reject would_queue(self, slot_t slot)

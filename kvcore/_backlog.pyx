@@ -61,7 +61,7 @@ cdef class Backlog:
 
     cdef void begin_batch(self) noexcept:
         self.stored = 0
-        self.stored_no_wait = False
+        self._asked = 0
 
     cdef int store(self, slot_t slot) except -1:
         """Let a classified request wait in its class. Takes a seq; limits have been tested."""
@@ -73,7 +73,6 @@ cdef class Backlog:
         self._stored[self.stored].slot = slot
         self._stored[self.stored].seq = self.next_seq
         self.stored += 1
-        self.stored_no_wait = self.stored_no_wait or not row.may_wait
         self._requests.start_waiting(slot, self.next_seq)
         self.next_seq += 1
         if row.pin != NO_SLOT:
@@ -93,6 +92,16 @@ cdef class Backlog:
         if self._requests.rows[entry.slot].state != STATE_WAITING:
             return NO_SLOT
         return entry.slot if self.queue.waiting.rows[entry.slot].key.seq == entry.seq else NO_SLOT
+
+    cdef slot_t next_leftover(self) noexcept:
+        """The next request of this batch, by seq, that still waits and may not; or NO_SLOT. O(batch) in all."""
+        cdef slot_t slot
+        while self._asked < self.stored:
+            slot = self.still_waiting(self._asked)
+            self._asked += 1
+            if slot != NO_SLOT and not self._requests.rows[slot].may_wait:
+                return slot
+        return NO_SLOT
 
     cdef Reject refused(self, slot_t slot, object reason):
         """The Reject of a live request for a reason that needs no figures."""

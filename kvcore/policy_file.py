@@ -278,7 +278,8 @@ def _class(values: dict[str, Any]) -> PolicyClass:
 def describe(document: PolicyDocument) -> dict[str, Any]:
     """The policy in effect as a JSON-ready value, in the layout of a policy file and with every default spelled out.
 
-    Written as JSON it is itself a policy file that loads to the same profiles. Ignored keys are not in it.
+    Written as JSON it is itself a policy file that loads to the same profiles, as long as keys of admission parameters
+    are short enough for YAML (1,024 characters as written). Ignored keys are not in it.
     """
     absent = dict.fromkeys([*_ROOT_PROFILE_KEYS, "arbitration", "capacity"])
     root = absent if document.root is None else _describe_profile(document.root)

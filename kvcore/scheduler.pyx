@@ -358,7 +358,10 @@ cdef class Scheduler:
     # Decisions.
 
     cdef int _settle(self, list out) except -1:
-        """Pop, place, repeat, until no head may run; then refuse those that may not wait, and look again."""
+        """Pop, place, repeat, until no head may run; then refuse the first that may not wait, and look again.
+
+        One at a time, by seq: who stands behind it may run once it is gone, as if it had arrived in a step of its own.
+        """
         cdef slot_t slot
         self.backlog.recheck()
         while True:
@@ -367,8 +370,12 @@ cdef class Scheduler:
                 raise self.failure
             if slot != NO_SLOT:
                 self._place(slot, out)
-            elif not self._refuse_leftovers(out):
+                continue
+            slot = self.backlog.next_leftover()
+            if slot == NO_SLOT:
                 return 0
+            self.backlog.remove(slot)
+            self._reject(slot, self.backlog.would_queue(slot), out)
 
     cdef int _place(self, slot_t slot, list out) except -1:
         """The one path to a booking: project, select, book, Dispatch; or the reason why not."""
@@ -394,20 +401,6 @@ cdef class Scheduler:
         action.attempt = self.next_attempt
         action.wait_ns = self.now_ns - self.requests.rows[slot].arrival_ns
         return action
-
-    cdef bint _refuse_leftovers(self, list out) except -1:
-        """Reject, by seq, what this batch has stored and may not wait (DESIGN D6). True iff there was any."""
-        cdef int64_t i
-        cdef slot_t slot
-        cdef bint found = False
-        for i in range(self.backlog.stored if self.backlog.stored_no_wait else 0):
-            slot = self.backlog.still_waiting(i)
-            if slot != NO_SLOT and not self.requests.rows[slot].may_wait:
-                self.backlog.remove(slot)
-                self._reject(slot, self.backlog.would_queue(slot), out)
-                found = True
-        self.backlog.stored_no_wait = False    # none of them is left
-        return found
 
     cdef int _park(self, list out) except -1:
         """Tell of everything that this batch has stored and that still waits, by seq."""

@@ -342,8 +342,7 @@ class Oracle:
             leftover = [x for x in self._waiting() if x.request.do_not_queue or self._never_queues(x.class_index)]
             if not leftover:
                 return
-            for live in leftover:
-                self._refuse_to_queue(live)
+            self._refuse_to_queue(leftover[0])
 
     def _refuse_to_queue(self, live: Live) -> None:
         self._unqueue(live)

@@ -25,6 +25,8 @@ values = st.recursive(
     leaves | st.text(max_size=8),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
 )
+#: YAML wants the colon of a plain key within 1,024 characters, and JSON may need 12 for one of ours.
+parameters = st.dictionaries(st.text(max_size=80), values, max_size=2)
 
 
 @st.composite
@@ -51,7 +53,7 @@ def profiles(draw: st.DrawFn) -> PolicyProfile:
             raw_isl_token_queue_limit_per_worker=draw(counts),
             cached_token_queue_limit_per_worker=draw(counts),
             max_overtake_tokens=draw(counts),
-            admission=draw(st.none() | st.builds(AdmissionSpec, names, st.dictionaries(st.text(), values, max_size=2))),
+            admission=draw(st.none() | st.builds(AdmissionSpec, names, parameters)),
         )
         for name, (family, bucket) in zip(taken, draw(st.permutations(cells)), strict=True)
     ]
