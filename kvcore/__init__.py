@@ -17,7 +17,7 @@ from kvcore.actions import (
     Reject,
     RejectReason,
 )
-from kvcore.config import IndexMode, SchedulerConfig
+from kvcore.config import IndexMode, OnOverload, PrefillDecay, Role, SchedulerConfig
 from kvcore.errors import InvalidConfig, InvalidEvent, InvalidPolicy, InvalidTrace, KvcoreError
 from kvcore.events import (
     AnyEvent,
@@ -25,14 +25,17 @@ from kvcore.events import (
     BlocksRemoved,
     BlocksStored,
     Event,
+    LoadReported,
     Outcome,
     OutputBlockAdded,
     PrefillCompleted,
     RequestArrived,
     RequestCancelled,
     RequestFinished,
+    Tier,
     TimerFired,
     WorkerRemoved,
+    WorkerStatusChanged,
     WorkerUpserted,
 )
 from kvcore.policy import (
@@ -45,7 +48,7 @@ from kvcore.policy import (
     QueuePolicy,
 )
 from kvcore.policy_file import PolicyDocument, load_policy
-from kvcore.request import Overlap, Rank, Request, WorkerConfig
+from kvcore.request import Overlap, Rank, Request, SelectionWeights, WorkerConfig
 from kvcore.scheduler import Scheduler
 from kvcore.stats import ClassStats, SchedulerStats
 
@@ -75,6 +78,8 @@ __all__ = [
     "InvalidPolicy",
     "InvalidTrace",
     "KvcoreError",
+    "LoadReported",
+    "OnOverload",
     "Outcome",
     "OutputBlockAdded",
     "Overlap",
@@ -84,6 +89,7 @@ __all__ = [
     "PolicyDocument",
     "PolicyProfile",
     "PrefillCompleted",
+    "PrefillDecay",
     "QueuePolicy",
     "Rank",
     "Reject",
@@ -92,12 +98,16 @@ __all__ = [
     "RequestArrived",
     "RequestCancelled",
     "RequestFinished",
+    "Role",
     "Scheduler",
     "SchedulerConfig",
     "SchedulerStats",
+    "SelectionWeights",
+    "Tier",
     "TimerFired",
     "WorkerConfig",
     "WorkerRemoved",
+    "WorkerStatusChanged",
     "WorkerUpserted",
     "load_policy",
 ]

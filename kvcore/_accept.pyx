@@ -10,17 +10,19 @@ from cpython.long cimport PyLong_AsUnsignedLongLong, PyLong_CheckExact
 from libc.math cimport isfinite
 from kvcore._types cimport NS_END, ceil_div
 from kvcore._workers cimport DP_SIZE_MAX
+from kvcore.config import weights_fault
 from kvcore.errors import InvalidEvent
-from kvcore.events import Outcome
+from kvcore.events import Outcome, Tier
 from kvcore.events cimport (
-    BlocksCleared, BlocksRemoved, BlocksStored, Event, OutputBlockAdded, PrefillCompleted, RequestArrived,
-    RequestCancelled, RequestFinished, TimerFired, WorkerRemoved, WorkerUpserted)
+    BlocksCleared, BlocksRemoved, BlocksStored, Event, LoadReported, OutputBlockAdded, PrefillCompleted,
+    RequestArrived, RequestCancelled, RequestFinished, TimerFired, WorkerRemoved, WorkerStatusChanged, WorkerUpserted)
 from kvcore.request cimport Overlap, Rank, Request, WorkerConfig
 
 cdef extern from "Python.h":
     const char* PyUnicode_AsUTF8AndSize(object text, Py_ssize_t* size) except NULL
 
 cdef int64_t TOKENS_MAX = <int64_t>1 << 53
+cdef int64_t BLOCKS_MAX = (<int64_t>1 << 31) - 1
 
 
 cdef int accept(tuple events, ns_t last_ns, int64_t block_size) except -1:
@@ -61,11 +63,15 @@ cdef int _check(Event event, int64_t block_size) except -1:
         case BlocksStored():
             _check_hashes("block_hashes", (<BlocksStored>event).block_hashes)
             _check_incarnation((<BlocksStored>event).incarnation)
+            _check_tier((<BlocksStored>event).tier)
         case BlocksRemoved():
             _check_hashes("block_hashes", (<BlocksRemoved>event).block_hashes)
             _check_incarnation((<BlocksRemoved>event).incarnation)
+            _check_tier((<BlocksRemoved>event).tier)
         case BlocksCleared():
             _check_incarnation((<BlocksCleared>event).incarnation)
+            if (<BlocksCleared>event).tier is not None:
+                _check_tier((<BlocksCleared>event).tier)
         case RequestCancelled():
             _check_id((<RequestCancelled>event).request_id)
         case WorkerUpserted():
@@ -73,6 +79,10 @@ cdef int _check(Event event, int64_t block_size) except -1:
             _check_incarnation((<WorkerUpserted>event).incarnation)
         case WorkerRemoved():
             pass
+        case WorkerStatusChanged():
+            _check_status(<WorkerStatusChanged>event)
+        case LoadReported():
+            _check_report(<LoadReported>event)
         case TimerFired():
             pass
         case _:
@@ -106,17 +116,89 @@ cdef int _check_request(Request request, int64_t block_size) except -1:
                 f"{len(request.sequence_hashes)} sequence_hashes for {request.prompt_tokens} prompt tokens")
     if request.overlap is not None:
         _check_overlap(request.overlap)
+    if request.preferred_taints is None or request.preferred_taints:
+        _check_preferred(request.preferred_taints)
+    if request.weights is not None:
+        fault = weights_fault(request.weights)
+        if fault is not None:
+            raise ValueError(f"weights: {fault}")
+    return 0
+
+
+cdef int _check_preferred(tuple pairs) except -1:
+    if pairs is None:
+        raise ValueError("preferred_taints must be a tuple")
+    for pair in pairs:
+        if type(pair) is not tuple or len(pair) != 2 or type(pair[0]) is not str or not _is_number(pair[1]):
+            raise ValueError(f"preferred_taints must hold pairs (text, finite number), not {pair!r}")
+        _check_text("preferred_taints", pair[0])
+    if len({pair[0] for pair in pairs}) != len(pairs):
+        raise ValueError(f"preferred_taints must name each taint once, not {pairs!r}")
     return 0
 
 
 cdef int _check_overlap(Overlap overlap) except -1:
-    if overlap.device is None:
-        raise ValueError("overlap.device must be a tuple")
-    for pair in overlap.device:
+    _check_ranked("device", overlap.device, BLOCKS_MAX)
+    _check_ranked("host", overlap.host, BLOCKS_MAX)
+    _check_ranked("disk", overlap.disk, BLOCKS_MAX)
+    _check_ranked("cached_tokens", overlap.cached_tokens, TOKENS_MAX)
+    if overlap.effective is None:
+        raise ValueError("overlap.effective must be a tuple")
+    for pair in overlap.effective:
         if type(pair) is not tuple or len(pair) != 2 or not isinstance(pair[0], Rank):
-            raise ValueError(f"overlap.device must hold pairs (Rank, blocks), not {pair!r}")
-        if not PyLong_CheckExact(pair[1]) or not 0 <= pair[1] < 2147483648:
-            raise ValueError(f"overlap blocks must be 0..2^31-1, not {pair[1]!r}")
+            raise ValueError(f"overlap.effective must hold pairs (Rank, blocks), not {pair!r}")
+        if not _is_number(pair[1]) or not 0 <= pair[1] <= BLOCKS_MAX:
+            raise ValueError(f"overlap.effective must hold 0..2^31-1, not {pair[1]!r}")
+    return _check_shared(overlap.shared)
+
+
+cdef int _check_ranked(str name, tuple pairs, int64_t top) except -1:
+    if pairs is None:
+        raise ValueError(f"overlap.{name} must be a tuple")
+    for pair in pairs:
+        if type(pair) is not tuple or len(pair) != 2 or not isinstance(pair[0], Rank):
+            raise ValueError(f"overlap.{name} must hold pairs (Rank, count), not {pair!r}")
+        if not PyLong_CheckExact(pair[1]) or not 0 <= pair[1] <= top:
+            raise ValueError(f"overlap.{name} must hold 0..{top}, not {pair[1]!r}")
+    return 0
+
+
+cdef int _check_shared(tuple ranges) except -1:
+    if ranges is None:
+        raise ValueError("overlap.shared must be a tuple")
+    after = 0
+    for pair in ranges:
+        if type(pair) is not tuple or len(pair) != 2 or not PyLong_CheckExact(pair[0]) or not PyLong_CheckExact(pair[1]):
+            raise ValueError(f"overlap.shared must hold pairs (start, end), not {pair!r}")
+        if not after <= pair[0] < pair[1] <= BLOCKS_MAX:
+            raise ValueError(f"overlap.shared must be sorted and disjoint, within 0..2^31-1, not {ranges!r}")
+        after = pair[1]
+    return 0
+
+
+cdef int _check_tier(object tier) except -1:
+    if not isinstance(tier, Tier):
+        raise ValueError(f"tier must be a Tier, not {tier!r}")
+    return 0
+
+
+cdef int _check_status(WorkerStatusChanged event) except -1:
+    _check_incarnation(event.incarnation)
+    if event.source is None:
+        raise ValueError("source must be text")
+    _check_text("source", event.source)
+    if event.lease_ns is not None:
+        if not PyLong_CheckExact(event.lease_ns) or not 1 <= event.lease_ns < NS_END:
+            raise ValueError(f"lease_ns must be None or 1..2^62-1, not {event.lease_ns!r}")
+    return 0
+
+
+cdef int _check_report(LoadReported event) except -1:
+    _check_incarnation(event.incarnation)
+    for name, value in (("sequence", event.sequence), ("prefill_tokens", event.prefill_tokens),
+                        ("blocks", event.blocks), ("requests", event.requests)):
+        if not 0 <= value <= TOKENS_MAX:
+            raise ValueError(f"{name} must be 0..2^53, not {value}")
     return 0
 
 
@@ -130,6 +212,7 @@ cdef int _check_worker(WorkerConfig config) except -1:
     _check_count("max_batched_tokens", config.max_batched_tokens, 1)
     _check_count("total_kv_blocks", config.total_kv_blocks, 1)
     _check_count("max_requests", config.max_requests, 1)
+    _check_count("prefill_tokens_per_s", config.prefill_tokens_per_s, 1)
     _check_taints("taints", config.taints)
     return 0
 
@@ -175,6 +258,13 @@ cdef int _check_count(str name, object value, int64_t low) except -1:
     if value is not None and (not PyLong_CheckExact(value) or not low <= value <= TOKENS_MAX):
         raise ValueError(f"{name} must be None or {low}..2^53, not {value!r}")
     return 0
+
+
+cdef bint _is_number(object value) except -1:
+    """Whether a value is a finite float, or an integer of moderate size."""
+    if PyLong_CheckExact(value):
+        return -TOKENS_MAX <= value <= TOKENS_MAX
+    return PyFloat_CheckExact(value) and isfinite(<double>value)
 
 
 cdef int _check_fraction(object fraction) except -1:

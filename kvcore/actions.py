@@ -24,6 +24,9 @@ class RejectReason(IntEnum):
     QUEUE_FULL_RAW_TOKENS = 8
     QUEUE_FULL_CACHED_TOKENS = 9
     WOULD_QUEUE = 10
+    PINNED_WORKER_OVERLOADED = 11
+    ALL_ELIGIBLE_OVERLOADED = 12
+    TOO_LARGE = 13
 
 
 class ParkReason(IntEnum):

@@ -2,18 +2,61 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, field, fields
 from enum import Enum
 
 from kvcore.errors import InvalidConfig
-from kvcore.policy import AdmissionSpec, Capacity, PolicyProfile, QueuePolicy, synthetic_profile
+from kvcore.policy import AdmissionSpec, PolicyProfile, QueuePolicy, synthetic_profile
+from kvcore.request import SelectionWeights
 
 
 class IndexMode(Enum):
-    """Where cached prefixes are known from: engine events, or nowhere but Request.overlap."""
+    """Where cached prefixes are known from: engine events, own dispatches, or nowhere but Request.overlap."""
 
     EVENTS = "events"
+    APPROXIMATE = "approximate"
     OFF = "off"
+
+
+class Role(Enum):
+    """What the fleet does; `decode` changes the cost of requests whose prefill is not tracked (DESIGN D8)."""
+
+    PREFILL = "prefill"
+    DECODE = "decode"
+
+
+class OnOverload(Enum):
+    """What becomes of a request when every rank that it may use is overloaded (DESIGN D7)."""
+
+    REJECT = "reject"
+    WAIT = "wait"
+
+
+class PrefillDecay(Enum):
+    """Whether the prefill load of a rank shrinks while its oldest prefill runs (DESIGN D9)."""
+
+    NONE = "none"
+    LINEAR = "linear"
+
+
+#: How long a dispatched prompt counts as cached in mode `approximate`, unless predict_ttl_ns says otherwise.
+PREDICT_TTL_NS_DEFAULT = 120 * 10**9
+
+
+#: Weights that are shares of a block.
+SHARES = ("host_cache_hit_weight", "disk_cache_hit_weight", "shared_cache_multiplier")
+
+
+def weights_fault(weights: SelectionWeights) -> str | None:
+    """What is wrong with selection weights, or None."""
+    for item in fields(weights):
+        value = getattr(weights, item.name)
+        if not 0.0 <= value < math.inf:
+            return f"{item.name} must be finite and >= 0, not {value!r}"
+        if item.name in SHARES and value > 1.0:
+            return f"{item.name} must be 0..1, not {value!r}"
+    return None
 
 
 def _is_int(value: object) -> bool:
@@ -29,8 +72,19 @@ class SchedulerConfig:
     profile: policy classes; None: one class `default` with default_queue_policy and default_busy_threshold_frac.
     booking_ttl_ns: a booking without progress for this long is evicted, and an Evict unanswered for this long ends the
         request (DESIGN D9); None: never.
-    index: whether the core keeps an index of cached blocks.
+    index: where cached prefixes are known from.
     seed: start of the generator that breaks ties (DESIGN D8), 0..2^64-1.
+    weights: cost of a rank; a request may bring its own.
+    role: what the fleet does.
+    on_overload: what becomes of a request in a class that queues when all its ranks are overloaded; in a class that
+        never waits it is always rejected.
+    overload_wait_ns: under `wait`, a request is looked at so often after its arrival, and rejected if all its ranks are
+        overloaded then.
+    prefill_decay: `linear` needs WorkerConfig.prefill_tokens_per_s.
+    predict_ttl_ns: how long the prompt of a dispatch counts as cached on its rank without the engine saying so; None:
+        120 s in mode `approximate`, not at all in mode `events`. In mode `approximate` a rank with total_kv_blocks
+        also forgets the least recently used blocks above that number.
+    reported_load_ttl_ns: how long a LoadReported counts; None: reports are shown by `loads` and count for nothing.
     """
 
     block_size: int = 16
@@ -40,28 +94,41 @@ class SchedulerConfig:
     booking_ttl_ns: int | None = None
     index: IndexMode = IndexMode.EVENTS
     seed: int = 0
+    weights: SelectionWeights = field(default_factory=SelectionWeights)
+    role: Role = Role.PREFILL
+    on_overload: OnOverload = OnOverload.REJECT
+    overload_wait_ns: int = 30 * 10**9
+    prefill_decay: PrefillDecay = PrefillDecay.NONE
+    predict_ttl_ns: int | None = None
+    reported_load_ttl_ns: int | None = None
 
     def __post_init__(self) -> None:
         if not _is_int(self.block_size) or not 1 <= self.block_size <= 2**31 - 1:
             raise InvalidConfig(f"block_size must be 1..2^31-1, not {self.block_size!r}")
         if not _is_int(self.seed) or not 0 <= self.seed < 2**64:
             raise InvalidConfig(f"seed must be 0..2^64-1, not {self.seed!r}")
-        ttl = self.booking_ttl_ns
-        if ttl is not None and (not _is_int(ttl) or not 1 <= ttl < 2**62):
-            raise InvalidConfig(f"booking_ttl_ns must be 1..2^62-1 or None, not {ttl!r}")
+        for name in ("booking_ttl_ns", "predict_ttl_ns", "reported_load_ttl_ns"):
+            ttl = getattr(self, name)
+            if ttl is not None and (not _is_int(ttl) or not 1 <= ttl < 2**62):
+                raise InvalidConfig(f"{name} must be 1..2^62-1 or None, not {ttl!r}")
+        if not _is_int(self.overload_wait_ns) or not 1 <= self.overload_wait_ns < 2**62:
+            raise InvalidConfig(f"overload_wait_ns must be 1..2^62-1, not {self.overload_wait_ns!r}")
         frac = self.default_busy_threshold_frac
         if frac is not None and (isinstance(frac, bool) or not isinstance(frac, float | int) or not frac >= 0):
             raise InvalidConfig(f"default_busy_threshold_frac must be >= 0, not {frac!r}")
-        for name, kind in (("index", IndexMode), ("default_queue_policy", QueuePolicy)):
+        kinds = {"index": IndexMode, "default_queue_policy": QueuePolicy, "weights": SelectionWeights, "role": Role,
+                 "on_overload": OnOverload, "prefill_decay": PrefillDecay}
+        for name, kind in kinds.items():
             if not isinstance(getattr(self, name), kind):
-                raise InvalidConfig(f"{name} must be a member of {kind.__name__}, not {getattr(self, name)!r}")
+                raise InvalidConfig(f"{name} must be a {kind.__name__}, not {getattr(self, name)!r}")
+        fault = weights_fault(self.weights)
+        if fault is not None:
+            raise InvalidConfig(f"weights: {fault}")
         if self.profile is not None and not isinstance(self.profile, PolicyProfile):
             raise InvalidConfig(f"profile must be a PolicyProfile, not {type(self.profile).__name__}")
         for item in self.effective_profile().classes:
             if isinstance(item.admission, AdmissionSpec):
                 raise InvalidConfig(f"class {item.name!r}: no admission policy is available in this version")
-        if self.effective_profile().capacity is not Capacity.ADVISORY:
-            raise InvalidConfig("capacity: strict is not available in this version")
 
     def effective_profile(self) -> PolicyProfile:
         """The profile in force: the given one, or the synthetic one."""

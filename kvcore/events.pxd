@@ -56,6 +56,7 @@ cdef class BlocksStored(Event):
     cdef readonly uint32_t dp_rank
     cdef readonly int64_t incarnation
     cdef readonly tuple block_hashes           # of int
+    cdef readonly object tier                  # Tier
 
 
 @cython.final
@@ -64,6 +65,7 @@ cdef class BlocksRemoved(Event):
     cdef readonly uint32_t dp_rank
     cdef readonly int64_t incarnation
     cdef readonly tuple block_hashes           # of int
+    cdef readonly object tier                  # Tier
 
 
 @cython.final
@@ -71,6 +73,28 @@ cdef class BlocksCleared(Event):
     cdef readonly uint64_t worker_id
     cdef readonly uint32_t dp_rank
     cdef readonly int64_t incarnation
+    cdef readonly object tier                  # Tier or None
+
+
+@cython.final
+cdef class WorkerStatusChanged(Event):
+    cdef readonly uint64_t worker_id
+    cdef readonly int64_t incarnation
+    cdef readonly str source
+    cdef readonly bint available
+    cdef readonly bint overloaded
+    cdef readonly object lease_ns              # int or None
+
+
+@cython.final
+cdef class LoadReported(Event):
+    cdef readonly uint64_t worker_id
+    cdef readonly uint32_t dp_rank
+    cdef readonly int64_t incarnation
+    cdef readonly int64_t sequence
+    cdef readonly int64_t prefill_tokens
+    cdef readonly int64_t blocks
+    cdef readonly int64_t requests
 
 
 @cython.final

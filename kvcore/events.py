@@ -21,6 +21,14 @@ class Outcome(IntEnum):
     ABORTED = 1
 
 
+class Tier(IntEnum):
+    """Where an engine keeps a cached block."""
+
+    DEVICE = 0
+    HOST = 1
+    DISK = 2
+
+
 @dataclass(frozen=True)
 class Event:
     """A fact. now_ns: 0 <= now_ns < 2^62, any monotonic origin; it never decreases from event to event."""
@@ -117,6 +125,7 @@ class BlocksStored(Event):
     dp_rank: int
     incarnation: int
     block_hashes: tuple[int, ...]
+    tier: Tier = Tier.DEVICE
 
 
 @dataclass(frozen=True)
@@ -127,15 +136,54 @@ class BlocksRemoved(Event):
     dp_rank: int
     incarnation: int
     block_hashes: tuple[int, ...]
+    tier: Tier = Tier.DEVICE
 
 
 @dataclass(frozen=True)
 class BlocksCleared(Event):
-    """The engine has dropped every cached block of a rank. Unknown rank: stale."""
+    """The engine has dropped every cached block of a rank: in this tier, or (None) in all. Unknown rank: stale."""
 
     worker_id: int
     dp_rank: int
     incarnation: int
+    tier: Tier | None = None
+
+
+@dataclass(frozen=True)
+class WorkerStatusChanged(Event):
+    """One source's opinion of a worker, in place of its earlier one. Opinions of several sources are OR-ed (D14).
+
+    source: who says so, e.g. "health" or "router". available False: it gets nothing. overloaded: it gets nothing now.
+    lease_ns: how long this holds, >= 1; None: until the same source says otherwise. A worker that is unavailable by
+        leased opinions only counts as busy, not as gone.
+    Unknown worker or other incarnation: stale.
+    """
+
+    worker_id: int
+    incarnation: int
+    source: str = ""
+    available: bool = True
+    overloaded: bool = False
+    lease_ns: int | None = None
+
+
+@dataclass(frozen=True)
+class LoadReported(Event):
+    """What an engine says of its own load; all of it, not a change. It never takes away what has been booked here.
+
+    sequence: grows from report to report of a rank; not above the last one: stale. prefill_tokens, blocks, requests:
+        as the engine counts them. What they are above the bookings of this scheduler counts as load of others, where
+        SchedulerConfig.reported_load_ttl_ns is set.
+    Unknown rank or other incarnation: stale.
+    """
+
+    worker_id: int
+    dp_rank: int
+    incarnation: int
+    sequence: int
+    prefill_tokens: int = 0
+    blocks: int = 0
+    requests: int = 0
 
 
 @dataclass(frozen=True)
@@ -154,5 +202,7 @@ AnyEvent: TypeAlias = (
     | BlocksStored
     | BlocksRemoved
     | BlocksCleared
+    | WorkerStatusChanged
+    | LoadReported
     | TimerFired
 )

@@ -14,6 +14,23 @@ cdef class Rank:
 @cython.final
 cdef class Overlap:
     cdef readonly tuple device                 # ((Rank, blocks), ...)
+    cdef readonly tuple host                   # ((Rank, blocks), ...)
+    cdef readonly tuple disk                   # ((Rank, blocks), ...)
+    cdef readonly tuple effective              # ((Rank, float), ...)
+    cdef readonly tuple cached_tokens          # ((Rank, tokens), ...)
+    cdef readonly tuple shared                 # ((start, end), ...)
+
+
+@cython.final
+cdef class SelectionWeights:
+    cdef readonly double overlap_score_credit
+    cdef readonly double overlap_score_credit_decay
+    cdef readonly double prefill_load_scale
+    cdef readonly double host_cache_hit_weight
+    cdef readonly double disk_cache_hit_weight
+    cdef readonly double shared_cache_multiplier
+    cdef readonly double active_request_weight
+    cdef readonly double temperature
 
 
 @cython.final
@@ -33,6 +50,8 @@ cdef class Request:
     cdef readonly object expected_output_tokens
     cdef readonly bint track_prefill
     cdef readonly frozenset required_taints    # of str
+    cdef readonly tuple preferred_taints       # ((str, float), ...)
+    cdef readonly SelectionWeights weights     # or None
 
 
 @cython.final
@@ -44,6 +63,7 @@ cdef class WorkerConfig:
     cdef readonly object total_kv_blocks       # int or None
     cdef readonly object max_requests          # int or None
     cdef readonly frozenset taints             # of str
+    cdef readonly object prefill_tokens_per_s  # int or None
 
 
 cdef inline tokens_t effective_cached_tokens(

@@ -49,9 +49,10 @@ from kvcore.events cimport BlocksRemoved, BlocksStored, OutputBlockAdded, Prefil
 
 import numpy as np
 
-from kvcore.events import Outcome
+from kvcore.events import Outcome, Tier
 
 cdef object COMPLETED = Outcome.COMPLETED
+cdef object DEVICE = Tier.DEVICE
 
 # Ranges that keep every product of _plan.boundary within 128 bits.
 _TOKENS_MAX = 1 << 32
@@ -326,6 +327,7 @@ cdef class Fleet:
         cdef int32_t i
         event.now_ns, event.worker_id = now_ns, worker
         event.block_hashes = tuple([self.m.removed[i] for i in range(self.m.n_removed)])
+        event.tier = DEVICE
         return event
 
     cdef BlocksStored _stored(self, int32_t worker, int64_t now_ns, int32_t i):
@@ -338,6 +340,7 @@ cdef class Fleet:
             names = names + (<tuple>self.hashes[fact.seq])[fact.first:fact.last]
             i += 1
         event.now_ns, event.worker_id, event.block_hashes = now_ns, worker, names
+        event.tier = DEVICE
         return event
 
     cdef void _reorder(self, int32_t worker) noexcept:
