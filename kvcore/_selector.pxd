@@ -1,20 +1,58 @@
-# Which rank is the cheapest for a request. Functions only: they read loads and overlaps, and write nothing but their
-# answer.
+# What a rank costs for a request, and which of several ranks it gets. Functions only: they read loads and overlaps, and
+# write nothing but their answer and the generator that is passed in.
 from kvcore._ledger cimport load_t
-from kvcore._types cimport int32_t, int64_t, slot_t, tokens_t, u128, uint64_t
+from kvcore._types cimport int32_t, int64_t, ns_t, slot_t, tokens_t, u128, uint64_t
+
+
+cdef struct weights_t:
+    # SelectionWeights, all finite and >= 0.
+    double credit
+    double credit_decay
+    double scale
+    double host
+    double disk
+    double shared
+    double requests
+    double temperature
+
+
+cdef struct range_t:
+    # Block positions start .. end - 1.
+    int32_t start
+    int32_t end
 
 
 cdef struct query_t:
+    # One request as a selector sees it. Arrays by rank slot; NULL: zero everywhere, if nothing else is said.
     tokens_t prompt
     int64_t block_size
     int32_t sequence_length        # complete prompt blocks with a name
     bint track_prefill
-    const int32_t* cached          # by rank: leading blocks cached there
-    const int32_t* active          # by rank: leading blocks of the sequence that run there
+    bint decode_role
+    weights_t weights
+    ns_t now_ns                    # at which loads are read
+    const int32_t* device          # leading prompt blocks cached on the device
+    const double* effective        # a weighted sum instead of device blocks; NULL: device counts
+    const int32_t* host            # blocks that go on from there
+    const int32_t* disk            # and from there
+    const int64_t* cached          # cached tokens as told; NULL: derived from the blocks
+    const range_t* shared          # sorted and disjoint
+    int32_t shared_count
+    const double* multiplier       # by number of a taint set; NULL: the request prefers none, or is pinned
+    const int32_t* active          # leading blocks of the sequence that run there
 
 
+cdef int64_t cached_tokens(const query_t* query, slot_t rank) noexcept nogil
+cdef tokens_t least_tokens(
+    const load_t* loads, const slot_t* candidates, slot_t count, const query_t* query) noexcept nogil
+cdef double rank_cost(const load_t* load, slot_t rank, const query_t* query, tokens_t least) noexcept nogil
 cdef slot_t cheapest(
-    const load_t* loads, const slot_t* candidates, slot_t count, const query_t* query, slot_t* tied) noexcept nogil
+    const load_t* loads, const slot_t* candidates, slot_t count, const query_t* query, slot_t* tied,
+    double* best) noexcept nogil
+cdef slot_t softmax(double* costs, slot_t count, double temperature, double u) noexcept nogil
+cdef slot_t choose(
+    const load_t* loads, const slot_t* candidates, slot_t count, const query_t* query, uint64_t* generator,
+    slot_t* tied, double* costs) noexcept nogil
 
 
 cdef inline uint64_t next_random(uint64_t* state) noexcept nogil:
@@ -34,3 +72,8 @@ cdef inline uint64_t draw(uint64_t* state, uint64_t n) noexcept nogil:
         while <uint64_t>product < reject_below:
             product = <u128>next_random(state) * n
     return <uint64_t>(product >> 64)
+
+
+cdef inline double uniform(uint64_t* state) noexcept nogil:
+    """A multiple of 2^-53 in [0, 1): the high 53 bits of one output."""
+    return <double>(next_random(state) >> 11) * (1.0 / 9007199254740992.0)
