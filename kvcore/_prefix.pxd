@@ -1,43 +1,38 @@
-# Which ranks hold which blocks, counted: a multiset of (block, rank) pairs, searched along a path of blocks.
+# Which ranks hold which blocks: a set of (block, rank) pairs, searched along a path of blocks.
 cimport cython
+from kvcore._ranksets cimport rankset_t
 from kvcore._types cimport int32_t, int64_t, slot_t, uint64_t
 
 
 cdef struct block_t:
     uint64_t hash          # name of the block and of everything before it
-    int32_t first          # newest holder, or NO_SLOT: the row is free
-    int32_t next_free
+    rankset_t holders      # nobody: the row is empty
 
 
-cdef struct holder_t:
-    int32_t block          # row of its block
-    slot_t rank
-    int32_t count          # references, >= 1
-    int32_t weight         # 2^20 = 1.0; sticky while the holder lives
-    int32_t next           # other holders of this block
-    int32_t prev
-    int32_t rank_next      # other blocks of this rank
-    int32_t rank_prev
+cdef struct holding_t:
+    uint64_t tag           # layout-free name of the rank, for `mixed`
+    uint64_t* log          # blocks that it came to hold, each at least once; some it may hold no more
+    int32_t length         # of the log, <= 2 * held + LOG_SLACK
+    int32_t room
+    int32_t held           # blocks that it holds
 
 
 @cython.final
 cdef class PrefixIndex:
-    cdef int32_t* _table           # open addressing, hash -> block row; NO_SLOT = empty
+    cdef block_t* _rows            # open addressing by hash
     cdef int64_t _mask             # table size - 1
-    cdef block_t* _blocks
-    cdef int32_t _blocks_size
-    cdef int32_t _blocks_capacity
-    cdef int32_t _blocks_free
-    cdef holder_t* holders
-    cdef int32_t _holders_size
-    cdef int32_t _holders_capacity
-    cdef int32_t _holders_free
-    cdef int32_t* _rank_first      # by rank: newest block it holds
-    cdef uint64_t* _tags           # by rank: layout-free name of the rank, for `mixed`
-    cdef slot_t _ranks
-    cdef int32_t* depth            # by rank: leading blocks matched by the last match(); 0 where not matched
-    cdef slot_t* matched           # ranks with depth > 0 after the last match()
+    cdef holding_t* _holdings      # by rank
+    cdef slot_t _ranks             # ranks that there may be
+    cdef slot_t _capacity          # ranks that arrays by rank have room for
+    cdef int32_t _words            # of a bitset of all ranks
+    cdef int32_t* depth            # by rank: blocks matched by the last match() or match_on(); 0 where not matched
+    cdef slot_t* matched           # ranks with depth > 0 after it, in no particular order
     cdef slot_t matches
+    cdef int32_t reach             # position after the last block that it matched for any rank; 0: none
+    cdef uint64_t* _alive          # while matching: ranks that hold all so far, their depth not yet written
+    cdef slot_t _alive_size
+    cdef uint64_t* _seen           # while matching: ranks that need no second look
+    cdef slot_t* _later            # while matching: chain of ranks that begin further on
     cdef uint64_t _changes         # counts changes of the contents
     cdef uint64_t _matched_changes  # what it was at the last match()
     cdef uint64_t _matched_serial  # and whose path was asked for; 0: nobody's
@@ -47,15 +42,19 @@ cdef class PrefixIndex:
 
     cdef int reserve(self, slot_t ranks) except -1
     cdef void name_rank(self, slot_t rank, uint64_t tag) noexcept
-    cdef int32_t find(self, uint64_t hash, slot_t rank) noexcept nogil
-    cdef int32_t acquire(self, uint64_t hash, slot_t rank) except -1
-    cdef int32_t release(self, uint64_t hash, slot_t rank) noexcept nogil
+    cdef bint holds(self, uint64_t hash, slot_t rank) noexcept nogil
     cdef bint add(self, uint64_t hash, slot_t rank) except -1
+    cdef bint remove(self, uint64_t hash, slot_t rank) noexcept nogil
     cdef int32_t purge(self, slot_t rank) noexcept nogil
     cdef slot_t match(self, const uint64_t* path, int32_t length, uint64_t serial) noexcept nogil
+    cdef slot_t match_on(self, const uint64_t* path, int32_t length, const int32_t* start, int32_t last=*) noexcept nogil
 
-    cdef int32_t _find_block(self, uint64_t hash) noexcept nogil
-    cdef int32_t _make_block(self, uint64_t hash) except -1
-    cdef int _grow_table(self) except -1
-    cdef void _drop_block(self, int32_t block) noexcept nogil
-    cdef void _drop_holder(self, int32_t holder) noexcept nogil
+    cdef block_t* _find(self, uint64_t hash) noexcept nogil
+    cdef bint _rehash(self, int64_t size) noexcept nogil
+    cdef void _shrink(self) noexcept nogil
+    cdef void _drop(self, block_t* row, slot_t rank) noexcept nogil
+    cdef void _compact(self, holding_t* holding, slot_t rank) noexcept nogil
+    cdef slot_t _walk(self, const uint64_t* path, int32_t length, const int32_t* start, int32_t last) noexcept nogil
+    cdef void _narrow(self, rankset_t* holders, int32_t level, const int32_t* start) noexcept nogil
+    cdef void _join(self, rankset_t* holders, int32_t level, const int32_t* start, slot_t* heads) noexcept nogil
+    cdef void _settle(self, int32_t level, const int32_t* start) noexcept nogil

@@ -1,268 +1,400 @@
-"""PrefixIndex: which ranks hold which KV blocks, and how long a path of blocks each rank holds from its root.
+"""PrefixIndex: which ranks hold which KV blocks, and how long a path of blocks each rank holds.
 
-Owns blocks (by hash) and holders (block, rank, count, weight) in two pools of C rows. A hash names a block and
-everything before it, so one flat table replaces a trie: a rank holds a prefix iff it holds each of its hashes. The
-scheduler keeps two: cached blocks told by engines (`add`, `release`), and prompt blocks of running requests
-(`acquire`, `release`, counted).
+Owns a table of blocks by hash, each with the set of ranks that hold it, and by rank a log of what it came to hold.
+A hash names a block and everything before it, so one flat table replaces a trie: a rank holds a prefix iff it holds
+each of its hashes.
 
-Never here: what a worker is, what a request is, which rank is better.
+Never here: what a worker or a request is, how often a pair is referred to (_active), when it ends (_predicted).
 
-Invariants: a block row exists iff it has a holder; a (block, rank) pair has at most one holder; `pairs` = number of
-holders; `mixed` = sum over holders of mix64(mix64(hash) + tag of the rank).
+Invariants: a row of the table is in use iff a rank holds its block; a rank that holds a block has it in its log;
+`pairs` = sum of set sizes = sum of `held`; `mixed` = sum over pairs of mix64(mix64(hash) + tag of the rank); a log is
+never longer than 2 * held + LOG_SLACK; _alive is empty between calls.
 
-Cost: find, acquire, release O(holders of that block); match O(pairs touched); purge O(blocks of the rank).
-Memory: 16 bytes a block, 32 a holder, 4 to 8 of table a block.
+Why logs: a rank that leaves must find its blocks. Links through all pairs of a rank cost 16 bytes and two scattered
+writes per change; a log costs 8 to 16 bytes, an addition appends, and a removal does nothing until more than half of
+the log is out of date. It names blocks by hash, so rows may move: the table needs no row numbers and no second array.
+
+Cost: add, remove O(1) amortised (a block that few hold: O(SOME_MAX)), whatever the number of holders; purge O(blocks
+of the rank); a match O(blocks of the path that matter + ranks matched), and O(ranks / 64) more for each block that
+many hold. Memory: 36 to 64 bytes a block, 8 to 16 a pair; a set beyond two ranks 4 to 8 bytes a rank, at most
+ranks / 8. It is given back: sets as they shrink, logs and table when they are far too large.
 """
-from libc.stdlib cimport free, malloc
-from libc.string cimport memset
-from kvcore._types cimport FRACTION_ONE, NO_SLOT, mix64, resize
+from libc.stdlib cimport calloc, free, realloc
+from libc.string cimport memcpy, memset
+from kvcore._ranksets cimport SOME_MAX, lowest_bit, set_add, set_array, set_has, set_remove, set_reserve
+from kvcore._types cimport NO_SLOT, mix64, resize
+
+cdef enum:
+    TABLE_MIN = 64
+    LOG_SLACK = 16
+    HEADS = 64                 # chains of ranks that begin further on, by position modulo this
+    AHEAD = 4                  # blocks of a path that are on their way from memory while one is looked at
+
+cdef extern from *:
+    """
+    #define kv_prefetch(address) __builtin_prefetch(address)
+    """
+    void prefetch "kv_prefetch"(const void* address) noexcept nogil
+
+
+cdef inline int32_t begin(const int32_t* start, slot_t rank) noexcept nogil:
+    """Where the path begins for a rank. NULL: at 0 for all."""
+    return 0 if start == NULL else start[rank]
 
 
 cdef class PrefixIndex:
     def __cinit__(self):
-        self._mask = 63
-        self._table = <int32_t*>malloc(64 * sizeof(int32_t))
-        if self._table == NULL:
+        self._mask = TABLE_MIN - 1
+        self._rows = <block_t*>calloc(TABLE_MIN, sizeof(block_t))
+        if self._rows == NULL:
             raise MemoryError("prefix index")
-        memset(self._table, 0xFF, 64 * sizeof(int32_t))
-        self._blocks_free = NO_SLOT
-        self._holders_free = NO_SLOT
 
     def __dealloc__(self):
-        free(self._table)
-        free(self._blocks)
-        free(self.holders)
-        free(self._rank_first)
-        free(self._tags)
+        cdef int64_t at
+        cdef slot_t rank
+        if self._rows != NULL:
+            for at in range(self._mask + 1):
+                if self._rows[at].holders.room:
+                    free(self._rows[at].holders.ranks.some)
+        for rank in range(self._capacity):
+            free(self._holdings[rank].log)
+        free(self._rows)
+        free(self._holdings)
         free(self.depth)
         free(self.matched)
+        free(self._alive)
+        free(self._seen)
+        free(self._later)
 
     cdef int reserve(self, slot_t ranks) except -1:
         """Make room for ranks 0 .. ranks - 1."""
-        cdef slot_t capacity = max(ranks, 2 * self._ranks)
-        cdef slot_t rank
-        if ranks <= self._ranks:
-            return 0
-        resize(<void**>&self._rank_first, capacity * sizeof(int32_t))
-        resize(<void**>&self._tags, capacity * sizeof(uint64_t))
-        resize(<void**>&self.depth, capacity * sizeof(int32_t))
-        resize(<void**>&self.matched, capacity * sizeof(slot_t))
-        for rank in range(self._ranks, capacity):
-            self._rank_first[rank] = NO_SLOT
-            self._tags[rank] = 0
-            self.depth[rank] = 0
-        self._ranks = capacity
+        cdef slot_t old = self._capacity
+        cdef slot_t capacity = old
+        cdef size_t words
+        if ranks > old:
+            capacity = max(ranks, 2 * old)
+            words = (capacity + 63) // 64
+            resize(<void**>&self._holdings, capacity * sizeof(holding_t))
+            resize(<void**>&self.depth, capacity * sizeof(int32_t))
+            resize(<void**>&self.matched, capacity * sizeof(slot_t))
+            resize(<void**>&self._alive, words * sizeof(uint64_t))
+            resize(<void**>&self._seen, words * sizeof(uint64_t))
+            resize(<void**>&self._later, capacity * sizeof(slot_t))
+            memset(self._holdings + old, 0, (capacity - old) * sizeof(holding_t))
+            memset(self.depth + old, 0, (capacity - old) * sizeof(int32_t))
+            memset(self._alive, 0, words * sizeof(uint64_t))
+            self._capacity = capacity
+        if ranks > self._ranks:
+            self._ranks = ranks
+            self._words = (ranks + 63) // 64
         return 0
 
     cdef void name_rank(self, slot_t rank, uint64_t tag) noexcept:
         """Give a rank, which holds nothing, its layout-free name."""
-        self._tags[rank] = tag
+        self._holdings[rank].tag = tag
 
-    cdef int32_t find(self, uint64_t hash, slot_t rank) noexcept nogil:
-        """The holder of this pair, or NO_SLOT."""
-        cdef int32_t block = self._find_block(hash)
-        cdef int32_t holder
-        if block == NO_SLOT:
-            return NO_SLOT
-        holder = self._blocks[block].first
-        while holder != NO_SLOT and self.holders[holder].rank != rank:
-            holder = self.holders[holder].next
-        return holder
-
-    cdef int32_t acquire(self, uint64_t hash, slot_t rank) except -1:
-        """Count one reference of the rank to the block; returns the holder."""
-        cdef int32_t holder = self.find(hash, rank)
-        cdef int32_t block, capacity
-        cdef holder_t* row
-        if holder != NO_SLOT:
-            self.holders[holder].count += 1
-            return holder
-        if self._holders_free == NO_SLOT and self._holders_size == self._holders_capacity:
-            capacity = self._holders_capacity * 2 if self._holders_capacity else 64
-            resize(<void**>&self.holders, capacity * sizeof(holder_t))
-            self._holders_capacity = capacity
-        block = self._find_block(hash)
-        if block == NO_SLOT:
-            block = self._make_block(hash)
-        if self._holders_free != NO_SLOT:
-            holder = self._holders_free
-            self._holders_free = self.holders[holder].next
-        else:
-            holder = self._holders_size
-            self._holders_size += 1
-        row = &self.holders[holder]
-        row.block = block
-        row.rank = rank
-        row.count = 1
-        row.weight = FRACTION_ONE
-        row.prev = NO_SLOT
-        row.next = self._blocks[block].first
-        if row.next != NO_SLOT:
-            self.holders[row.next].prev = holder
-        self._blocks[block].first = holder
-        row.rank_prev = NO_SLOT
-        row.rank_next = self._rank_first[rank]
-        if row.rank_next != NO_SLOT:
-            self.holders[row.rank_next].rank_prev = holder
-        self._rank_first[rank] = holder
-        self.pairs += 1
-        self._changes += 1
-        self.mixed += mix64(mix64(hash) + self._tags[rank])
-        return holder
-
-    cdef int32_t release(self, uint64_t hash, slot_t rank) noexcept nogil:
-        """Drop one reference. Returns the weight that left with the last one, else 0. Unknown pair: no change."""
-        cdef int32_t holder = self.find(hash, rank)
-        cdef int32_t weight
-        if holder == NO_SLOT:
-            return 0
-        self.holders[holder].count -= 1
-        if self.holders[holder].count:
-            return 0
-        weight = self.holders[holder].weight
-        self._drop_holder(holder)
-        return weight
+    cdef bint holds(self, uint64_t hash, slot_t rank) noexcept nogil:
+        return set_has(&self._find(hash).holders, rank)
 
     cdef bint add(self, uint64_t hash, slot_t rank) except -1:
-        """Set semantics: the rank holds the block once, however often it is told. True iff that is new."""
-        if self.find(hash, rank) != NO_SLOT:
+        """The rank holds the block from now on. True iff that is new. MemoryError: all is as it was."""
+        cdef block_t* row = self._find(hash)
+        cdef holding_t* holding = &self._holdings[rank]
+        cdef int32_t room
+        if set_has(&row.holders, rank):
             return False
-        self.acquire(hash, rank)
+        if holding.length == holding.room:
+            room = holding.room + holding.room // 2 + 4
+            resize(<void**>&holding.log, room * sizeof(uint64_t))
+            holding.room = room
+        if row.holders.size == 0 and (self.blocks + 1) * 3 > (self._mask + 1) * 2:
+            if not self._rehash((self._mask + 1) * 2):
+                raise MemoryError("prefix index")
+            row = self._find(hash)
+        if not set_reserve(&row.holders, rank, self._words):
+            raise MemoryError("prefix index")
+        self.blocks += row.holders.size == 0
+        row.hash = hash
+        set_add(&row.holders, rank)
+        holding.log[holding.length] = hash
+        holding.length += 1
+        holding.held += 1
+        self.pairs += 1
+        self._changes += 1
+        self.mixed += mix64(mix64(hash) + holding.tag)
+        return True
+
+    cdef bint remove(self, uint64_t hash, slot_t rank) noexcept nogil:
+        """The rank holds the block no more. True iff it did."""
+        cdef block_t* row = self._find(hash)
+        cdef holding_t* holding = &self._holdings[rank]
+        if not set_has(&row.holders, rank):
+            return False
+        self._drop(row, rank)
+        if holding.length > 2 * holding.held + LOG_SLACK:
+            self._compact(holding, rank)
+        self._shrink()
         return True
 
     cdef int32_t purge(self, slot_t rank) noexcept nogil:
         """Forget everything that the rank holds; returns how many blocks that were."""
-        cdef int32_t dropped = 0
-        while self._rank_first[rank] != NO_SLOT:
-            self._drop_holder(self._rank_first[rank])
-            dropped += 1
+        cdef holding_t* holding = &self._holdings[rank]
+        cdef int32_t dropped = holding.held
+        cdef int32_t i
+        cdef block_t* row
+        for i in range(holding.length):
+            if i + AHEAD < holding.length:
+                prefetch(&self._rows[mix64(holding.log[i + AHEAD]) & self._mask])
+            row = self._find(holding.log[i])
+            if set_has(&row.holders, rank):
+                self._drop(row, rank)
+        free(holding.log)
+        holding.log = NULL
+        holding.length = 0
+        holding.room = 0
+        self._shrink()
         return dropped
 
     cdef slot_t match(self, const uint64_t* path, int32_t length, uint64_t serial) noexcept nogil:
         """How many leading blocks of the path each rank holds: depth[rank], and matched[0 .. result - 1] where > 0.
 
-        Stops at the first block that no rank still matching holds. Results are valid until the next call. `serial`
-        names the path for ever (0: nothing does): asked again with nothing changed, the answer is there already.
+        Results are valid until the next match. `serial` names the path for ever (0: nothing does): asked again with
+        nothing changed, the answer is there already.
         """
-        cdef int32_t level, block, holder, survivors
-        cdef slot_t i, rank
         if serial and serial == self._matched_serial and self._changes == self._matched_changes:
             return self.matches
         self._matched_serial = serial
         self._matched_changes = self._changes
-        for i in range(self.matches):
-            self.depth[self.matched[i]] = 0
-        self.matches = 0
-        for level in range(length):
-            block = self._find_block(path[level])
-            if block == NO_SLOT:
-                break
-            survivors = 0
-            holder = self._blocks[block].first
-            while holder != NO_SLOT:
-                rank = self.holders[holder].rank
-                if self.depth[rank] == level:
-                    if level == 0:
-                        self.matched[self.matches] = rank
-                        self.matches += 1
-                    self.depth[rank] = level + 1
-                    survivors += 1
-                holder = self.holders[holder].next
-            if survivors == 0:
-                break
-        return self.matches
+        return self._walk(path, length, NULL, 0)
 
-    cdef int32_t _find_block(self, uint64_t hash) noexcept nogil:
+    cdef slot_t match_on(
+            self, const uint64_t* path, int32_t length, const int32_t* start, int32_t last=0x7FFFFFFF) noexcept nogil:
+        """The same for a path that begins at position start[rank] for each rank: how many blocks follow from there.
+
+        last: no rank begins after this position; what is not matched by then need not be looked at.
+        """
+        self._matched_serial = 0
+        return self._walk(path, length, start, last)
+
+    cdef block_t* _find(self, uint64_t hash) noexcept nogil:
+        """The row of a block, or the empty one where it would be put."""
         cdef int64_t at = mix64(hash) & self._mask
-        cdef int32_t block
-        while True:
-            block = self._table[at]
-            if block == NO_SLOT or self._blocks[block].hash == hash:
-                return block
+        while self._rows[at].holders.size and self._rows[at].hash != hash:
             at = (at + 1) & self._mask
+        return &self._rows[at]
 
-    cdef int32_t _make_block(self, uint64_t hash) except -1:
-        cdef int32_t block, capacity
+    cdef bint _rehash(self, int64_t size) noexcept nogil:
+        """Move to a table of this size. False, and nothing has changed: no memory."""
+        cdef block_t* old = self._rows
+        cdef int64_t old_size = self._mask + 1
         cdef int64_t at
-        if (self.blocks + 1) * 4 > (self._mask + 1) * 3:
-            self._grow_table()
-        if self._blocks_free != NO_SLOT:
-            block = self._blocks_free
-            self._blocks_free = self._blocks[block].next_free
-        else:
-            if self._blocks_size == self._blocks_capacity:
-                capacity = self._blocks_capacity * 2 if self._blocks_capacity else 64
-                resize(<void**>&self._blocks, capacity * sizeof(block_t))
-                self._blocks_capacity = capacity
-            block = self._blocks_size
-            self._blocks_size += 1
-        self._blocks[block].hash = hash
-        self._blocks[block].first = NO_SLOT
-        at = mix64(hash) & self._mask
-        while self._table[at] != NO_SLOT:
-            at = (at + 1) & self._mask
-        self._table[at] = block
-        self.blocks += 1
-        return block
-
-    cdef int _grow_table(self) except -1:
-        cdef int64_t size = (self._mask + 1) * 2
-        cdef int64_t old, at
-        cdef int32_t block
-        cdef int32_t* table = <int32_t*>malloc(size * sizeof(int32_t))
-        if table == NULL:
-            raise MemoryError("prefix index")
-        memset(table, 0xFF, size * sizeof(int32_t))
-        for old in range(self._mask + 1):
-            block = self._table[old]
-            if block != NO_SLOT:
-                at = mix64(self._blocks[block].hash) & (size - 1)
-                while table[at] != NO_SLOT:
-                    at = (at + 1) & (size - 1)
-                table[at] = block
-        free(self._table)
-        self._table = table
+        cdef block_t* rows = <block_t*>calloc(size, sizeof(block_t))
+        if rows == NULL:
+            return False
+        self._rows = rows
         self._mask = size - 1
-        return 0
+        for at in range(old_size):
+            if old[at].holders.size:
+                self._find(old[at].hash)[0] = old[at]
+        free(old)
+        return True
 
-    cdef void _drop_block(self, int32_t block) noexcept nogil:
-        """Remove a block row without holders; entries behind it move up, so that no tombstone slows later look-ups."""
-        cdef int64_t hole = mix64(self._blocks[block].hash) & self._mask
-        cdef int64_t at, home
-        while self._table[hole] != block:
-            hole = (hole + 1) & self._mask
+    cdef void _shrink(self) noexcept nogil:
+        """Give up a table that is far too large; no memory for a smaller one is no harm."""
+        cdef int64_t size = self._mask + 1
+        if size == TABLE_MIN or 8 * self.blocks >= size:
+            return
+        while size > TABLE_MIN and 4 * self.blocks < size:
+            size //= 2
+        self._rehash(size)
+
+    cdef void _drop(self, block_t* row, slot_t rank) noexcept nogil:
+        """Take a rank that holds the block of this row out of it. A row without holders is closed, and entries behind
+        it move up, so that no tombstone slows later look-ups.
+        """
+        cdef int64_t hole, at, home
+        self.mixed -= mix64(mix64(row.hash) + self._holdings[rank].tag)
+        self.pairs -= 1
+        self._changes += 1
+        self._holdings[rank].held -= 1
+        set_remove(&row.holders, rank)
+        if row.holders.size:
+            return
+        self.blocks -= 1
+        hole = row - self._rows
         at = hole
         while True:
             at = (at + 1) & self._mask
-            if self._table[at] == NO_SLOT:
+            if self._rows[at].holders.size == 0:
                 break
-            home = mix64(self._blocks[self._table[at]].hash) & self._mask
+            home = mix64(self._rows[at].hash) & self._mask
             if ((at - home) & self._mask) >= ((at - hole) & self._mask):
-                self._table[hole] = self._table[at]
+                self._rows[hole] = self._rows[at]
                 hole = at
-        self._table[hole] = NO_SLOT
-        self._blocks[block].next_free = self._blocks_free
-        self._blocks_free = block
-        self.blocks -= 1
+        self._rows[hole].holders.size = 0
+        self._rows[hole].holders.room = 0
 
-    cdef void _drop_holder(self, int32_t holder) noexcept nogil:
-        cdef holder_t* row = &self.holders[holder]
-        self.mixed -= mix64(mix64(self._blocks[row.block].hash) + self._tags[row.rank])
-        self.pairs -= 1
-        self._changes += 1
-        if row.next != NO_SLOT:
-            self.holders[row.next].prev = row.prev
-        if row.prev != NO_SLOT:
-            self.holders[row.prev].next = row.next
-        else:
-            self._blocks[row.block].first = row.next
-            if row.next == NO_SLOT:
-                self._drop_block(row.block)
-        if row.rank_next != NO_SLOT:
-            self.holders[row.rank_next].rank_prev = row.rank_prev
-        if row.rank_prev != NO_SLOT:
-            self.holders[row.rank_prev].rank_next = row.rank_next
-        else:
-            self._rank_first[row.rank] = row.rank_next
-        row.next = self._holders_free
-        self._holders_free = holder
+    cdef void _compact(self, holding_t* holding, slot_t rank) noexcept nogil:
+        """Leave each block that the rank holds in its log once.
+
+        A set whose block has been kept is complemented for the moment: a negative size says so.
+        """
+        cdef int32_t i
+        cdef int32_t kept = 0
+        cdef block_t* row
+        cdef void* less
+        for i in range(holding.length):
+            if i + AHEAD < holding.length:
+                prefetch(&self._rows[mix64(holding.log[i + AHEAD]) & self._mask])
+            row = self._find(holding.log[i])
+            if row.holders.size > 0 and set_has(&row.holders, rank):
+                row.holders.size = -row.holders.size
+                holding.log[kept] = row.hash
+                kept += 1
+        for i in range(kept):
+            row = self._find(holding.log[i])
+            row.holders.size = -row.holders.size
+        holding.length = kept
+        if holding.room > 2 * kept + LOG_SLACK:
+            less = realloc(holding.log, (kept + LOG_SLACK) * sizeof(uint64_t))
+            if less != NULL:
+                holding.log = <uint64_t*>less
+                holding.room = kept + LOG_SLACK
+
+    cdef slot_t _walk(self, const uint64_t* path, int32_t length, const int32_t* start, int32_t last) noexcept nogil:
+        """Go along the path as long as some rank matches or has yet to begin.
+
+        Ranks that match so far are in one of two groups. A block that few hold names them: their depth is written at
+        once, and they are listed. Behind a block that many hold they are in the bitset _alive, which is cut down block
+        by block, and a depth is written when its rank falls out.
+        """
+        cdef slot_t listed[SOME_MAX]
+        cdef slot_t heads[HEADS]
+        cdef slot_t* members
+        cdef slot_t rank, i
+        cdef slot_t size = 0
+        cdef slot_t kept
+        cdef int32_t level = 0
+        cdef rankset_t* holders
+        for i in range(self.matches):
+            self.depth[self.matched[i]] = 0
+        self.matches = 0
+        self.reach = 0
+        heads[0] = NO_SLOT - 1
+        while level < length and (level <= last or size or self._alive_size):
+            if level + AHEAD < length:
+                prefetch(&self._rows[mix64(path[level + AHEAD]) & self._mask])
+            holders = &self._find(path[level]).holders
+            kept = 0
+            if holders.room < 0:
+                for i in range(size):
+                    rank = listed[i]
+                    if set_has(holders, rank):
+                        self.depth[rank] += 1
+                        listed[kept] = rank
+                        kept += 1
+                self._narrow(holders, level, start)
+                if level <= last:
+                    self._join(holders, level, start, heads)
+                if 4 * self._alive_size <= self._words and kept + self._alive_size <= SOME_MAX:
+                    i = self.matches
+                    self._settle(level + 1, start)
+                    while i < self.matches:
+                        listed[kept] = self.matched[i]
+                        kept += 1
+                        i += 1
+            else:
+                self._settle(level, start)
+                members = set_array(holders)
+                for i in range(holders.size):
+                    rank = members[i]
+                    if begin(start, rank) + self.depth[rank] == level:
+                        if self.depth[rank] == 0:
+                            self.matched[self.matches] = rank
+                            self.matches += 1
+                        self.depth[rank] += 1
+                        listed[kept] = rank
+                        kept += 1
+            size = kept
+            level += 1
+            if size or self._alive_size:
+                self.reach = level
+        self._settle(level, start)
+        return self.matches
+
+    cdef void _narrow(self, rankset_t* holders, int32_t level, const int32_t* start) noexcept nogil:
+        """Leave those alive that are among the many holders of the block at this level."""
+        cdef int32_t word
+        cdef uint64_t gone
+        cdef slot_t rank
+        if self._alive_size == 0:
+            return
+        for word in range(self._words):
+            gone = self._alive[word]
+            if word < -holders.room:
+                gone &= ~holders.ranks.many[word]
+            self._alive[word] ^= gone
+            while gone:
+                rank = 64 * word + lowest_bit(gone)
+                gone &= gone - 1
+                self.depth[rank] = level - begin(start, rank)
+                self.matched[self.matches] = rank
+                self.matches += 1
+                self._alive_size -= 1
+
+    cdef void _join(self, rankset_t* holders, int32_t level, const int32_t* start, slot_t* heads) noexcept nogil:
+        """Let in those of the many holders whose path begins at this level.
+
+        A holder is looked at once: if it begins further on, it is put into the chain of its position, modulo HEADS.
+        heads[0] < NO_SLOT: this is the first time in this walk.
+        """
+        cdef slot_t rank, after
+        cdef int32_t word, slot
+        cdef uint64_t fresh
+        if start == NULL:
+            memcpy(self._alive, holders.ranks.many, -holders.room * sizeof(uint64_t))
+            self._alive_size = holders.size
+            return
+        if heads[0] < NO_SLOT:
+            memset(heads, 0xFF, HEADS * sizeof(slot_t))
+            memset(self._seen, 0, self._words * sizeof(uint64_t))
+        slot = level & (HEADS - 1)
+        rank = heads[slot]
+        heads[slot] = NO_SLOT
+        while rank != NO_SLOT:
+            after = self._later[rank]
+            if start[rank] > level:
+                self._later[rank] = heads[slot]
+                heads[slot] = rank
+            elif start[rank] == level and set_has(holders, rank):
+                self._alive[rank >> 6] |= <uint64_t>1 << (rank & 63)
+                self._alive_size += 1
+            rank = after
+        for word in range(-holders.room):
+            fresh = holders.ranks.many[word] & ~self._seen[word]
+            self._seen[word] |= fresh
+            while fresh:
+                rank = 64 * word + lowest_bit(fresh)
+                fresh &= fresh - 1
+                if start[rank] == level:
+                    self._alive[word] |= <uint64_t>1 << (rank & 63)
+                    self._alive_size += 1
+                elif start[rank] > level:
+                    slot = start[rank] & (HEADS - 1)
+                    self._later[rank] = heads[slot]
+                    heads[slot] = rank
+
+    cdef void _settle(self, int32_t level, const int32_t* start) noexcept nogil:
+        """Write the depth of all that are alive: they hold their path up to this level. None is alive any more."""
+        cdef int32_t word
+        cdef slot_t rank
+        if self._alive_size == 0:
+            return
+        for word in range(self._words):
+            while self._alive[word]:
+                rank = 64 * word + lowest_bit(self._alive[word])
+                self._alive[word] &= self._alive[word] - 1
+                self.depth[rank] = level - begin(start, rank)
+                self.matched[self.matches] = rank
+                self.matches += 1
+        self._alive_size = 0

@@ -1,0 +1,175 @@
+# A set of ranks in one of three shapes, each for the sizes at which it is the smallest: struct and free functions.
+# Whoever embeds a rankset_t owns the memory behind it. Only set_reserve allocates what it cannot do without, so an
+# insertion that it has prepared cannot fail; removals give memory back as far as they can get smaller pieces.
+from libc.stdlib cimport calloc, free, malloc, realloc
+from libc.string cimport memcpy, memset
+from kvcore._types cimport int32_t, slot_t, uint64_t
+
+cdef extern from *:
+    """
+    #define kv_lowest_bit(word) __builtin_ctzll(word)
+    """
+    int lowest_bit "kv_lowest_bit"(uint64_t word) noexcept nogil   # of a word that is not 0
+
+cdef enum:
+    FEW = 2                    # ranks that need no memory beyond the struct
+    SOME_MAX = 64              # longest array: a longer one would be slow to search
+
+
+cdef union ranks_t:
+    slot_t few[FEW]
+    slot_t* some               # in no particular order
+    uint64_t* many             # rank r: bit r % 64 of word r // 64
+
+
+cdef struct rankset_t:
+    ranks_t ranks
+    int32_t size               # ranks in it
+    int32_t room               # 0: few. > 0: some, the length of the array. < 0: many, minus the number of words
+
+
+cdef inline int32_t some_max(int32_t words) noexcept nogil:
+    """The longest array that is no larger than a bitset of so many words, and not slow."""
+    return min(2 * words, <int32_t>SOME_MAX)
+
+
+cdef inline slot_t* set_array(rankset_t* ranks) noexcept nogil:
+    """The members of few or some."""
+    return ranks.ranks.some if ranks.room else ranks.ranks.few
+
+
+cdef inline bint set_has(rankset_t* ranks, slot_t rank) noexcept nogil:
+    cdef slot_t* members
+    cdef int32_t i
+    if ranks.room < 0:
+        return rank < -64 * ranks.room and (ranks.ranks.many[rank >> 6] >> (rank & 63)) & 1
+    members = set_array(ranks)
+    for i in range(ranks.size):
+        if members[i] == rank:
+            return True
+    return False
+
+
+cdef inline bint set_to_some(rankset_t* ranks, int32_t room) noexcept nogil:
+    """From few or many to an array. False, and nothing has changed: no memory."""
+    cdef slot_t* some = <slot_t*>malloc(room * sizeof(slot_t))
+    if some == NULL:
+        return False
+    set_list(ranks, some)
+    if ranks.room:
+        free(ranks.ranks.many)
+    ranks.ranks.some = some
+    ranks.room = room
+    return True
+
+
+cdef inline bint set_to_many(rankset_t* ranks, int32_t words) noexcept nogil:
+    """From few or some to a bitset. False, and nothing has changed: no memory."""
+    cdef uint64_t* many = <uint64_t*>calloc(words, sizeof(uint64_t))
+    cdef slot_t* members = set_array(ranks)
+    cdef int32_t i
+    if many == NULL:
+        return False
+    for i in range(ranks.size):
+        many[members[i] >> 6] |= <uint64_t>1 << (members[i] & 63)
+    if ranks.room:
+        free(ranks.ranks.some)
+    ranks.ranks.many = many
+    ranks.room = -words
+    return True
+
+
+cdef inline void set_list(rankset_t* ranks, slot_t* out) noexcept nogil:
+    """Write the members, in no particular order."""
+    cdef int32_t word
+    cdef uint64_t bits
+    if ranks.room >= 0:
+        memcpy(out, set_array(ranks), ranks.size * sizeof(slot_t))
+        return
+    for word in range(-ranks.room):
+        bits = ranks.ranks.many[word]
+        while bits:
+            out[0] = 64 * word + lowest_bit(bits)
+            out += 1
+            bits &= bits - 1
+
+
+cdef inline bint set_reserve(rankset_t* ranks, slot_t rank, int32_t words) noexcept nogil:
+    """Make room for one more rank, which is not in it; all ranks have room in so many words. False: no memory."""
+    cdef int32_t room = ranks.room
+    cdef int32_t longest = some_max(words)
+    cdef void* grown
+    if room == 0:
+        if ranks.size < FEW:
+            return True
+        return set_to_some(ranks, min(2 * FEW, longest)) if longest > FEW else set_to_many(ranks, words)
+    if room > 0:
+        if ranks.size < room:
+            return True
+        if room >= longest:
+            return set_to_many(ranks, words)
+        room = min(2 * room, longest)
+        grown = realloc(ranks.ranks.some, room * sizeof(slot_t))
+        if grown == NULL:
+            return False
+        ranks.ranks.some = <slot_t*>grown
+        ranks.room = room
+        return True
+    if rank < -64 * room:
+        return True
+    # It was made when there were fewer ranks.
+    if 2 * (ranks.size + 1) <= longest:
+        return set_to_some(ranks, longest)
+    grown = realloc(ranks.ranks.many, words * sizeof(uint64_t))
+    if grown == NULL:
+        return False
+    ranks.ranks.many = <uint64_t*>grown
+    memset(ranks.ranks.many - room, 0, (words + room) * sizeof(uint64_t))
+    ranks.room = -words
+    return True
+
+
+cdef inline void set_add(rankset_t* ranks, slot_t rank) noexcept nogil:
+    """Put in a rank that there is room for."""
+    if ranks.room < 0:
+        ranks.ranks.many[rank >> 6] |= <uint64_t>1 << (rank & 63)
+    else:
+        set_array(ranks)[ranks.size] = rank
+    ranks.size += 1
+
+
+cdef inline void set_remove(rankset_t* ranks, slot_t rank) noexcept nogil:
+    """Take out a rank that is in it. The shape follows late, so that no size is a border to go to and fro over."""
+    cdef slot_t few[FEW]
+    cdef slot_t* members
+    cdef void* less
+    cdef int32_t longest
+    cdef int32_t i = 0
+    ranks.size -= 1
+    if ranks.room < 0:
+        ranks.ranks.many[rank >> 6] &= ~(<uint64_t>1 << (rank & 63))
+        longest = some_max(-ranks.room)
+        if 2 * ranks.size > longest:
+            return
+        if ranks.size > FEW:
+            set_to_some(ranks, longest)
+            return
+    else:
+        members = set_array(ranks)
+        while members[i] != rank:
+            i += 1
+        members[i] = members[ranks.size]
+        if ranks.room == 0:
+            return
+        if ranks.size > 1:
+            if 4 * ranks.size <= ranks.room:
+                less = realloc(members, (ranks.room // 2) * sizeof(slot_t))
+                if less != NULL:
+                    ranks.ranks.some = <slot_t*>less
+                    ranks.room //= 2
+            return
+    members = ranks.ranks.some
+    set_list(ranks, few)
+    free(members)
+    memcpy(ranks.ranks.few, few, FEW * sizeof(slot_t))
+    ranks.room = 0
