@@ -1,42 +1,68 @@
 """Ledger: what runs where, and the load that this makes (DESIGN D9).
 
-Owns one booking per running request and, per rank, the totals: prefill tokens, weight of active blocks, requests;
-plus, per distinct pair of busy thresholds, how many ranks are not busy, kept on every change so that an
-unconstrained head is judged in O(1) (DESIGN D4).
+Owns one booking per running request and, per rank, the totals, the caps, the state and the last report of its engine;
+plus counters of ranks by state and, per distinct pair of busy thresholds, of ranks that are open and not busy, kept on
+every change so that an unconstrained head is judged in O(1) (DESIGN D4).
 
-Never here: request helpers (it is told effective prefill tokens), who may run, what is merely cached.
+Never here: request helpers (it is told effective prefill tokens), who may run, what is merely cached, when a report
+ends, why a rank is in its state.
 
 Invariants, most important first: every total is the sum over live bookings, so it is zero when nothing runs;
 release undoes exactly what book and the facts since have added; a block counts once per rank however many bookings
-share it; free[p] = the present ranks whose prefill load is at most their calm bound for pair p.
+share it; free[p] = the present open ranks whose effective prefill load at now_ns is at most their calm bound for p.
 
-Weights are sticky: a fraction given to a block holds while the block lives, also for those who share it later.
-Cost: book, release O(path); complete_prefill O(pairs); add_output O(1), with a fraction O(path).
+Weights are sticky: a fraction given to a block holds while the block lives, also for those who share it later. A
+fraction goes to all blocks, from the tail up, that only this booking counts. These are *bound* to it: the pair names
+its owner, the weight stands once in the booking, and so the next fraction costs one multiplication, plus one look-up
+per block that has come to be unshared. Somebody who shares a bound block unbinds it and all before it, at their weight.
+Invariant: path[bound_from:] and no other pairs name the booking, each counts 1.
+
+Decay: the front of each rank's FIFO of prefills runs since the anchor. A heap foresees when that makes a rank less
+busy; a rise needs an event. Without decay the FIFOs and the heap stay empty.
+
+Cost: book, release O(path); complete_prefill, report, state O(pairs), with decay and O(log ranks); add_output O(1)
+amortised; advance O(crossings).
 """
 from libc.math cimport INFINITY
 from libc.stdlib cimport free
-from kvcore._types cimport NO_SLOT, resize
-
-cdef int64_t INT64_TOP = 0x7FFFFFFFFFFFFFFF
+from kvcore._active cimport pair_t
+from kvcore._heap cimport heap_free, heap_init, heap_push, heap_remove, heap_reserve, key_t
+from kvcore._load cimport beyond, calm_below, enter_fifo, forget_rank, leave_fifo, set_front, time_of_tokens
+from kvcore._types cimport FRACTION_ONE, NEVER_NS, NO_SLOT, NS_END, i128, resize
 
 
 cdef class Ledger:
-    def __cinit__(self, list thresholds not None):
+    def __cinit__(self, list thresholds not None, bint decays=False):
         """thresholds: distinct (absolute or None, fraction or None) pairs, at least one of the two set in each."""
         cdef slot_t pair
-        self._thresholds = thresholds
-        self.pairs = len(thresholds)
-        self.active = PrefixIndex()
-        resize(<void**>&self.free, max(1, self.pairs) * sizeof(int32_t))
-        for pair in range(self.pairs):
+        heap_init(&self._crossings)
+        self.decays = decays
+        self.active = ActiveBlocks()
+        resize(<void**>&self.free, max(1, len(thresholds)) * sizeof(int32_t))
+        resize(<void**>&self._absolute, max(1, len(thresholds)) * sizeof(int64_t))
+        resize(<void**>&self._fraction, max(1, len(thresholds)) * sizeof(double))
+        for absolute, fraction in thresholds:
+            pair = self.pairs
             self.free[pair] = 0
+            self._absolute[pair] = INT64_TOP if absolute is None else absolute
+            self._fraction[pair] = INFINITY if fraction is None else fraction
+            self.pairs += 1
 
     def __dealloc__(self):
         free(self.loads)
         free(self.bookings)
+        free(self._absolute)
+        free(self._fraction)
         free(self._calm)
         free(self.free)
         free(self.free_of)
+        free(self.in_state_of)
+        free(self.dirty_ranks)
+        free(self.crossed)
+        free(self._crossing_pos)
+        heap_free(&self._crossings)
+
+    # Ranks.
 
     cdef int reserve_ranks(self, slot_t ranks) except -1:
         """Make room for ranks 0 .. ranks - 1."""
@@ -45,14 +71,26 @@ cdef class Ledger:
         if ranks <= self._ranks:
             return 0
         self.active.reserve(capacity)
+        heap_reserve(&self._crossings, capacity)
         resize(<void**>&self.loads, capacity * sizeof(load_t))
         resize(<void**>&self._calm, max(1, capacity * self.pairs) * sizeof(int64_t))
+        resize(<void**>&self.dirty_ranks, capacity * sizeof(slot_t))
+        resize(<void**>&self.crossed, capacity * sizeof(slot_t))
+        resize(<void**>&self._crossing_pos, capacity * sizeof(int32_t))
         for rank in range(self._ranks, capacity):
             self.loads[rank].prefill = 0
             self.loads[rank].weight = 0
+            self.loads[rank].held = 0
             self.loads[rank].requests = 0
+            self.loads[rank].dirty = False
+            self.loads[rank].front_tokens = 0
+            self.loads[rank].front_ns = 0
+            self.loads[rank].anchor_ns = 0
             self.loads[rank].first = NO_SLOT
-            self.loads[rank].taints = NO_SLOT
+            self.loads[rank].fifo_first = NO_SLOT
+            self.loads[rank].fifo_last = NO_SLOT
+            self._crossing_pos[rank] = NO_SLOT
+            forget_rank(&self.loads[rank])
         self._ranks = capacity
         return 0
 
@@ -69,93 +107,146 @@ cdef class Ledger:
         return 0
 
     cdef void name_rank(self, slot_t rank, uint64_t tag) noexcept:
-        """A rank without load, for which room has been reserved; present once configure_rank has told its cap."""
+        """A rank without load, for which room has been reserved; present once configure_rank has told its caps."""
         self.active.name_rank(rank, tag)
 
-    cdef void remove_rank(self, slot_t rank) noexcept:
-        """A rank whose bookings have been released is gone."""
-        self._count(rank, -1)
-        self.loads[rank].taints = NO_SLOT
+    cdef int configure_rank(
+            self, slot_t rank, int64_t max_batched_tokens, int64_t max_blocks, int64_t max_requests,
+            int64_t prefill_rate, slot_t taints) except -1:
+        """What its worker is like: a rank that is new is open, one that is not keeps its load, state and report.
 
-    cdef int configure_rank(self, slot_t rank, int64_t max_batched_tokens, slot_t taints) except -1:
-        """Turn the threshold pairs into the largest prefill load of this rank that is not busy; note its taint set."""
+        The threshold pairs become the largest prefill load of this rank that is not busy.
+        """
+        cdef load_t* load = &self.loads[rank]
         cdef slot_t pair, i
-        cdef int64_t calm
         if taints >= self._sets:
             resize(<void**>&self.free_of, max(1, (taints + 1) * self.pairs) * sizeof(int32_t))
+            resize(<void**>&self.in_state_of, (taints + 1) * RANK_STATES * sizeof(int32_t))
             for i in range(self._sets * self.pairs, (taints + 1) * self.pairs):
                 self.free_of[i] = 0
+            for i in range(self._sets * RANK_STATES, (taints + 1) * RANK_STATES):
+                self.in_state_of[i] = 0
             self._sets = taints + 1
-        if self.loads[rank].taints != NO_SLOT:
-            self._count(rank, -1)
+        self._stand(rank, -1)
         for pair in range(self.pairs):
-            absolute, fraction = self._thresholds[pair]
-            calm = INT64_TOP if absolute is None else absolute
-            if fraction is not None:
-                calm = min(calm, calm_below(<double>fraction * <double>max_batched_tokens))
-            self._calm[rank * self.pairs + pair] = calm
-        self.loads[rank].taints = taints
-        self._count(rank, 1)
+            self._calm[rank * self.pairs + pair] = min(
+                self._absolute[pair], calm_below(self._fraction[pair] * <double>max_batched_tokens))
+        load.max_blocks = max_blocks
+        load.max_requests = max_requests
+        load.taints = taints
+        if load.prefill_rate != prefill_rate:
+            load.prefill_rate = prefill_rate
+            set_front(load, self.bookings)
+        self._stand(rank, 1)
+        self._settle(rank)
         return 0
+
+    cdef void set_state(self, slot_t rank, rank_state_t state) noexcept:
+        """Whether new requests may go to a present rank, and if not, why."""
+        if self.loads[rank].state != state:
+            self._stand(rank, -1)
+            self.loads[rank].state = state
+            self._stand(rank, 1)
+            self._changed(rank)
+
+    cdef void remove_rank(self, slot_t rank) noexcept:
+        """A rank whose bookings have been released is gone, with all that its engine has told."""
+        self._stand(rank, -1)
+        forget_rank(&self.loads[rank])
+        self._settle(rank)
 
     cdef bint busy(self, slot_t rank, slot_t pair) noexcept nogil:
         """Whether a rank is above its bound for a threshold pair: strictly (DESIGN D7). INT64_TOP: never."""
         cdef int64_t calm = self._calm[rank * self.pairs + pair]
-        return self.loads[rank].prefill > calm and calm != INT64_TOP
+        return calm != INT64_TOP and tokens_at(&self.loads[rank], self.now_ns) > calm
 
-    cdef int book(self, slot_t slot, slot_t rank, tokens_t prefill, const uint64_t* path, int32_t length) except -1:
-        """Book a request on a rank: all of it or, on MemoryError, nothing."""
+    cdef int64_t tokens(self, slot_t rank) noexcept nogil:
+        return tokens_at(&self.loads[rank], self.now_ns)
+
+    cdef int64_t blocks(self, slot_t rank) noexcept nogil:
+        return blocks_of(&self.loads[rank])
+
+    # Bookings.
+
+    cdef int book(
+            self, slot_t slot, slot_t rank, tokens_t prefill, const uint64_t* path, int32_t length,
+            int64_t private_blocks, int64_t reserve_blocks) except -1:
+        """Book a request on a rank: all of it or, on MemoryError, nothing. The path must stay until the release."""
         cdef booking_t* booking
         cdef load_t* load
+        cdef pair_t* pair
         cdef int32_t i = 0
-        cdef int32_t holder
-        cdef int64_t weight = 0
+        cdef int32_t row
+        cdef int32_t fresh = 0
         self.reserve_slots(slot + 1)
         try:
             while i < length:
-                holder = self.active.acquire(path[i], rank)
-                if self.active.holders[holder].count == 1:
-                    weight += FRACTION_ONE
+                row = self.active.acquire(path[i], rank)
+                pair = &self.active.rows[row]
+                if pair.count == 1:
+                    fresh += 1
+                elif pair.owner != NO_SLOT:
+                    self._unbind(pair.owner, pair.at)   # moves no total, so a MemoryError later need not undo it
                 i += 1
         except MemoryError:
             while i:
                 i -= 1
-                self.active.release(path[i], rank)
+                self.active.release(self.active.find(path[i], rank))
             raise
         booking = &self.bookings[slot]
         load = &self.loads[rank]
         booking.rank = rank
         booking.prefilling = True
         booking.prefill = prefill
+        booking.path = path
+        booking.length = length
+        booking.bound_from = length
+        booking.path_weight = FRACTION_ONE
         booking.outputs = 0
         booking.outputs_decayed = 0
         booking.decayed_weight = 0
+        booking.private_blocks = private_blocks
+        booking.reserve_blocks = reserve_blocks
         booking.prev = NO_SLOT
         booking.next = load.first
         if load.first != NO_SLOT:
             self.bookings[load.first].prev = slot
         load.first = slot
         load.requests += 1
-        load.weight += weight
-        self._add_prefill(rank, prefill)
+        load.weight += <int64_t>fresh * FRACTION_ONE
+        load.held += <i128>private_blocks + reserve_blocks + fresh
+        if prefill > 0:
+            self._count(rank, -1, self.now_ns)
+            load.prefill += prefill
+            if self.decays:
+                enter_fifo(load, self.bookings, slot, self.now_ns)
+            self._count(rank, 1, self.now_ns)
+        self._settle(rank)
         return 0
 
     cdef bint complete_prefill(self, slot_t slot) noexcept:
-        """Release a booking's prefill tokens, once. True iff the rank's load fell."""
+        """Release a booking's prefill tokens, once. True iff there were any."""
         cdef booking_t* booking = &self.bookings[slot]
+        if not booking.prefilling:
+            return False
         booking.prefilling = False
         if booking.prefill == 0:
             return False
-        self._add_prefill(booking.rank, -<i128>booking.prefill)
+        self._finish_prefill(slot, True)
+        self._settle(booking.rank)
         return True
 
-    cdef void add_output(self, slot_t slot, int32_t weight, const uint64_t* path, int32_t length) noexcept:
-        """One more output block; a weight >= 0 is then given to all outputs and to the prompt blocks nobody shares."""
+    cdef void add_output(self, slot_t slot, int32_t weight) noexcept:
+        """One more output block; a weight >= 0 is then given to all outputs and to the prompt's unshared suffix."""
         cdef booking_t* booking = &self.bookings[slot]
         cdef load_t* load = &self.loads[booking.rank]
-        cdef int32_t i, holder
+        cdef int32_t at = booking.bound_from
+        cdef pair_t* pair
         booking.outputs += 1
         load.weight += FRACTION_ONE
+        if <int64_t>booking.outputs + booking.outputs_decayed > booking.reserve_blocks:
+            load.held += 1
+        self._changed(booking.rank)
         if weight < 0:
             return
         load.weight -= output_weight(booking)
@@ -163,25 +254,40 @@ cdef class Ledger:
         booking.outputs = 0
         booking.decayed_weight = weight
         load.weight += output_weight(booking)
-        for i in range(length):
-            holder = self.active.find(path[i], booking.rank)
-            if self.active.holders[holder].count == 1:
-                load.weight += weight - self.active.holders[holder].weight
-                self.active.holders[holder].weight = weight
+        load.weight += (<int64_t>booking.length - at) * (weight - booking.path_weight)
+        booking.path_weight = weight
+        while at:
+            pair = &self.active.rows[self.active.find(booking.path[at - 1], booking.rank)]
+            if pair.count > 1:
+                break
+            at -= 1
+            load.weight += weight - pair.weight
+            pair.owner = slot
+            pair.at = at
+        booking.bound_from = at
 
-    cdef bint release(self, slot_t slot, const uint64_t* path, int32_t length) noexcept:
-        """Undo a booking and all that it has added since. True iff prefill load fell."""
+    cdef bint release(self, slot_t slot, bint completed) noexcept:
+        """Undo a booking and all that it has added since. True iff prefill tokens were left.
+
+        completed: it has run to its end, so what was left of its prefill has been computed, not dropped.
+        """
         cdef booking_t* booking = &self.bookings[slot]
         cdef slot_t rank = booking.rank
         cdef load_t* load = &self.loads[rank]
         cdef bint relieved = booking.prefilling and booking.prefill > 0
-        cdef int32_t i
-        for i in range(length - 1, -1, -1):
-            load.weight -= self.active.release(path[i], rank)
+        cdef int32_t i, row, weight
+        for i in range(booking.length - 1, -1, -1):
+            row = self.active.find(booking.path[i], rank)
+            weight = weight_of(self.bookings, &self.active.rows[row])
+            if self.active.release(row):
+                load.weight -= weight
+                load.held -= 1
         load.weight -= output_weight(booking)
+        load.held -= booking.private_blocks
+        load.held -= max(booking.reserve_blocks, <int64_t>booking.outputs + booking.outputs_decayed)
         load.requests -= 1
         if relieved:
-            self._add_prefill(rank, -<i128>booking.prefill)
+            self._finish_prefill(slot, completed)
         if booking.next != NO_SLOT:
             self.bookings[booking.next].prev = booking.prev
         if booking.prev != NO_SLOT:
@@ -189,34 +295,147 @@ cdef class Ledger:
         else:
             load.first = booking.next
         booking.rank = NO_SLOT
+        self._settle(rank)
         return relieved
 
-    cdef void _count(self, slot_t rank, int32_t by) noexcept:
-        """Count a present rank in (by 1) or out (by -1) of the free ones, per pair that it is not busy for."""
-        cdef slot_t pair
-        for pair in range(self.pairs):
-            if not self.busy(rank, pair):
-                self.free[pair] += by
-                self.free_of[self.loads[rank].taints * self.pairs + pair] += by
+    # Reports and time.
 
-    cdef void _add_prefill(self, slot_t rank, i128 tokens) noexcept:
-        self._count(rank, -1)
-        self.loads[rank].prefill += tokens
-        self._count(rank, 1)
+    cdef bint report(
+            self, slot_t rank, int64_t sequence, int64_t prefill, int64_t blocks, int64_t requests,
+            bint counts) noexcept:
+        """What the engine says of itself. Not newer than its last report: no effect, False.
 
-
-cdef int64_t calm_below(double bound) noexcept nogil:
-    """The largest token count t with float(t) <= bound, for bound >= 0: busy is float(tokens) > bound (DESIGN D7)."""
-    cdef int64_t low, high, middle
-    if bound >= 9.2e18 or bound == INFINITY:
-        return INT64_TOP
-    # float(t) rounds, so a count just above the bound may still not be busy; counts up to 2^53 are exact.
-    low = <int64_t>bound
-    high = low + (low >> 52) + 1
-    while low < high:
-        middle = low + (high - low + 1) // 2
-        if <double>middle <= bound:
-            low = middle
+        counts: what it says beyond the rank's bookings is foreign load from now on.
+        """
+        cdef load_t* load = &self.loads[rank]
+        if sequence <= load.reported_sequence:
+            return False
+        load.reported_sequence = sequence
+        load.reported_prefill = prefill
+        load.reported_blocks = blocks
+        load.reported_requests = requests
+        if counts:
+            self._set_foreign(rank, beyond(prefill, own_tokens_at(load, self.now_ns)),
+                              beyond(blocks, active_blocks(load)), beyond(requests, load.requests))
         else:
-            high = middle - 1
-    return low
+            self._set_foreign(rank, 0, 0, 0)
+        return True
+
+    cdef void forget_report(self, slot_t rank) noexcept:
+        """The last report counts no longer; what it said stays."""
+        self._set_foreign(rank, 0, 0, 0)
+
+    cdef ns_t next_crossing_ns(self) noexcept nogil:
+        """When decay alone next makes a rank not busy that was, for some pair: after now_ns, or NEVER_NS."""
+        return <ns_t>self._crossings.nodes[0].key.first if self._crossings.size else NEVER_NS
+
+    cdef void advance(self, ns_t now_ns) noexcept:
+        """Loads are read at now_ns from here on; never back. `crossed` tells whom that has made less busy."""
+        cdef ns_t before_ns = self.now_ns
+        cdef slot_t rank
+        self.crossed_count = 0
+        self.now_ns = now_ns
+        while self._crossings.size and <ns_t>self._crossings.nodes[0].key.first <= now_ns:
+            rank = self._crossings.nodes[0].item
+            self._count(rank, -1, before_ns)
+            self._count(rank, 1, now_ns)
+            self._settle(rank)
+            self.crossed[self.crossed_count] = rank
+            self.crossed_count += 1
+
+    cdef void clear_dirty(self) noexcept nogil:
+        cdef slot_t i
+        for i in range(self.dirties):
+            self.loads[self.dirty_ranks[i]].dirty = False
+        self.dirties = 0
+
+    # Inside.
+
+    cdef void _count(self, slot_t rank, int32_t by, ns_t now_ns) noexcept nogil:
+        """Count a rank in (by 1) or out (by -1) of the free ones, per pair that it is not busy for at that time."""
+        cdef load_t* load = &self.loads[rank]
+        cdef const int64_t* calm = &self._calm[rank * self.pairs]
+        cdef int64_t tokens
+        cdef slot_t pair
+        if self.pairs == 0 or load.taints == NO_SLOT or load.state != RANK_OPEN:
+            return
+        tokens = tokens_at(load, now_ns)
+        for pair in range(self.pairs):
+            if tokens <= calm[pair]:
+                self.free[pair] += by
+                self.free_of[load.taints * self.pairs + pair] += by
+
+    cdef void _stand(self, slot_t rank, int32_t by) noexcept nogil:
+        """Count a rank, if it is present, in or out of all counters."""
+        cdef load_t* load = &self.loads[rank]
+        if load.taints != NO_SLOT:
+            self.in_state[load.state] += by
+            self.in_state_of[load.taints * RANK_STATES + load.state] += by
+            self._count(rank, by, self.now_ns)
+
+    cdef void _changed(self, slot_t rank) noexcept nogil:
+        if not self.loads[rank].dirty:
+            self.loads[rank].dirty = True
+            self.dirty_ranks[self.dirties] = rank
+            self.dirties += 1
+
+    cdef void _settle(self, slot_t rank) noexcept:
+        """A rank's load or bounds have changed: say so, and foresee anew when decay makes it less busy."""
+        cdef key_t key
+        self._changed(rank)
+        if not self.decays:
+            return
+        if self._crossing_pos[rank] != NO_SLOT:
+            heap_remove(&self._crossings, rank, self._crossing_pos)
+            self._crossing_pos[rank] = NO_SLOT
+        key.tier = 0
+        key.first = self._crossing_ns(rank)
+        key.second = 0
+        key.seq = rank
+        if key.first < <uint64_t>NS_END:
+            heap_push(&self._crossings, &key, rank, self._crossing_pos)    # room has been reserved
+
+    cdef ns_t _crossing_ns(self, slot_t rank) noexcept nogil:
+        """The first time after now at which a rank stops to be busy for a pair, if nothing happens; or NEVER_NS."""
+        cdef load_t* load = &self.loads[rank]
+        cdef const int64_t* calm = &self._calm[rank * self.pairs]
+        cdef int64_t tokens
+        cdef int64_t bound = -1
+        cdef slot_t pair
+        if load.front_ns == 0 or load.taints == NO_SLOT:
+            return NEVER_NS
+        tokens = tokens_at(load, self.now_ns)
+        for pair in range(self.pairs):
+            if bound < calm[pair] < tokens:
+                bound = calm[pair]
+        return NEVER_NS if bound < 0 else time_of_tokens(load, bound)
+
+    cdef void _finish_prefill(self, slot_t slot, bint completed) noexcept:
+        """Take a booking's prefill tokens, of which there are some, out of its rank's load."""
+        cdef slot_t rank = self.bookings[slot].rank
+        self._count(rank, -1, self.now_ns)
+        self.loads[rank].prefill -= self.bookings[slot].prefill
+        if self.decays:
+            leave_fifo(&self.loads[rank], self.bookings, slot, completed, self.now_ns)
+        self._count(rank, 1, self.now_ns)
+
+    cdef void _set_foreign(self, slot_t rank, int64_t prefill, int64_t blocks, int64_t requests) noexcept:
+        cdef load_t* load = &self.loads[rank]
+        self._count(rank, -1, self.now_ns)
+        load.foreign_prefill = prefill
+        load.foreign_blocks = blocks
+        load.foreign_requests = requests
+        self._count(rank, 1, self.now_ns)
+        self._settle(rank)
+
+    cdef void _unbind(self, slot_t slot, int32_t at) noexcept:
+        """Blocks up to path[at] are shared from now on, or may be later: each keeps its weight for itself."""
+        cdef booking_t* booking = &self.bookings[slot]
+        cdef pair_t* pair
+        cdef int32_t i
+        for i in range(booking.bound_from, at + 1):
+            pair = &self.active.rows[self.active.find(booking.path[i], booking.rank)]
+            pair.weight = booking.path_weight
+            pair.owner = NO_SLOT
+        booking.bound_from = at + 1
+
