@@ -42,6 +42,7 @@ cdef struct query_t:
     const int32_t* active          # leading blocks of the sequence that run there
 
 
+cdef int64_t device_blocks(const query_t* query, slot_t rank) noexcept nogil
 cdef int64_t cached_tokens(const query_t* query, slot_t rank) noexcept nogil
 cdef tokens_t least_tokens(
     const load_t* loads, const slot_t* candidates, slot_t count, const query_t* query) noexcept nogil

@@ -31,6 +31,10 @@ cdef inline double at_least_zero(double x) noexcept nogil:
     return x if x > 0.0 else 0.0
 
 
+cdef inline int64_t whole_blocks(double blocks) noexcept nogil:
+    return TOKENS_MAX if blocks >= <double>TOKENS_MAX else <int64_t>blocks
+
+
 cdef inline int64_t whole_tokens(double blocks, int64_t block_size) noexcept nogil:
     """Tokens of so many blocks, half up, at most 2^53."""
     cdef double tokens = blocks * <double>block_size + 0.5
@@ -48,6 +52,11 @@ cdef inline double device_depth(const query_t* query, slot_t rank) noexcept nogi
     if query.effective != NULL:
         return query.effective[rank]
     return <double>query.device[rank] if query.device != NULL else 0.0
+
+
+cdef int64_t device_blocks(const query_t* query, slot_t rank) noexcept nogil:
+    """Whole blocks cached on the device, at most 2^53."""
+    return whole_blocks(device_depth(query, rank))
 
 
 cdef int64_t hits_beyond(const query_t* query, double depth) noexcept nogil:
