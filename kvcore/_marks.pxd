@@ -38,7 +38,7 @@ cdef class MarkTable:
     # NEVER_NS: no lease. NS_END or later: a lease that never ends. Available and not overloaded takes the mark away.
     cdef int set(self, slot_t worker, str source, bint available, bint overloaded, ns_t end_ns) except -1
     cdef int forget_worker(self, slot_t worker) except -1
-    cdef int state(self, slot_t worker) noexcept nogil      # 0 open, 1 overloaded, 2 leased, 3 gone: as in _ledger
+    cdef int state(self, slot_t worker) noexcept nogil      # rank_state_t, as an int
     cdef ns_t first_end_ns(self) noexcept nogil             # exact; NEVER_NS: no lease ends
     cdef slot_t end_first(self) except -1                   # its worker; call only while first_end_ns() < NEVER_NS
     cdef list marks_of(self, slot_t worker)                 # [(source, available, overloaded, end_ns)] by source

@@ -29,11 +29,10 @@ cdef class PredictedBlocks:
     cdef PrefixIndex index         # the same pairs as plain sets: read it with `match`, change it never
     cdef ns_t ttl_ns
     cdef predicted_t* rows
-    cdef int32_t _size             # rows ever made
-    cdef int32_t _capacity
+    cdef int32_t _size             # rows in use or free
     cdef int32_t _free
     cdef int32_t* _table           # open addressing, pair -> row; NO_SLOT = empty
-    cdef int64_t _mask             # table size - 1
+    cdef int64_t _mask             # table size - 1; there are 3/4 as many rows
     cdef uses_t* uses              # by rank
     cdef slot_t _ranks
     cdef int32_t _oldest
@@ -50,7 +49,7 @@ cdef class PredictedBlocks:
     cdef int32_t find(self, uint64_t hash, slot_t rank) noexcept nogil
 
     cdef int32_t _make(self, uint64_t hash, slot_t rank) except -1
-    cdef int _reserve_row(self) except -1
+    cdef bint _rebuild(self, int64_t size) noexcept nogil
     cdef void _enter(self, int32_t row) noexcept nogil
     cdef void _leave(self, int32_t row) noexcept nogil
     cdef void _link(self, int32_t row, ns_t now_ns) noexcept nogil
