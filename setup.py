@@ -25,7 +25,8 @@ MODULES = {
          "_prefix.pyx", "_taints.pyx", "_overtaking.pyx", "_requests.pyx", "_lanes.pyx", "_drr.pyx",
          "_ledger.pyx", "_workers.pyx", "_selector.pyx", "_keys.pyx", "_fleet.pyx", "_placement.pyx",
          "_backlog.pyx", "_inspect.pyx", "_accept.pyx", "scheduler.pyx",
-         "_elementary.pyx", "_tournament.pyx", "_active.pyx", "_predicted.pyx", "_marks.pyx", "_standings.pyx"],
+         "_elementary.pyx", "_tournament.pyx", "_active.pyx", "_predicted.pyx", "_marks.pyx", "_standings.pyx",
+         "_overlaps.pyx", "_tables.pyx", "_forecast.pyx", "_ledger_audit.pyx"],
     ),
     "kvcore.drivers.replay": (
         "drivers/replay",

@@ -5,8 +5,8 @@ from kvcore._fleet cimport Fleet
 from kvcore._keys cimport order_t
 from kvcore._lanes cimport head_test_t
 from kvcore._placement cimport Placement
-from kvcore._requests cimport RequestTable
-from kvcore._types cimport int64_t, slot_t, uint64_t
+from kvcore._requests cimport RequestTable, request_t
+from kvcore._types cimport int64_t, ns_t, slot_t, uint64_t
 from kvcore.actions cimport Reject
 from kvcore.policy cimport ClassTable
 from kvcore.request cimport Request
@@ -26,6 +26,7 @@ cdef class Backlog:
     cdef Placement _placement
     cdef ClassTable _classes
     cdef order_t* _orders                  # by class
+    cdef ns_t _look_every_ns               # how often a waiting request is looked at for overload; NEVER_NS: never
     cdef stored_t* _stored                 # what this batch has stored, by seq
     cdef int64_t stored
     cdef int64_t _asked                    # how many of them have been asked whether they may wait
@@ -36,11 +37,15 @@ cdef class Backlog:
     cdef bint knows(self, str policy_class) except -1
     cdef void begin_batch(self) noexcept
     cdef int store(self, slot_t slot) except -1
+    cdef int look_again(self, slot_t slot) except -1
     cdef int remove(self, slot_t slot) except -1
     cdef slot_t still_waiting(self, int64_t i) noexcept
     cdef slot_t next_leftover(self) noexcept
-    cdef Reject refused(self, slot_t slot, object reason)
-    cdef Reject queue_full(self, slot_t slot, limit_t kind, int64_t current, int64_t bound)
-    cdef Reject would_queue(self, slot_t slot)
+    cdef limit_t limit_hit(self, slot_t slot, int64_t* current, int64_t* bound) noexcept
+    cdef Reject refused(self, slot_t slot, str request_id, object reason)
+    cdef Reject queue_full(self, slot_t slot, str request_id, limit_t kind, int64_t current, int64_t bound)
+    cdef Reject would_queue(self, slot_t slot, str request_id)
     cdef int recheck(self) except -1
     cdef list faults(self, head_test_t test, void* judge)
+
+    cdef ns_t _next_look_ns(self, const request_t* row, ns_t last_ns) noexcept

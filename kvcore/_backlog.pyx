@@ -10,8 +10,9 @@ from libc.stdlib cimport free
 from kvcore._drr cimport LIMIT_REQUESTS
 from kvcore._keys cimport fill_key, order_named
 from kvcore._lanes cimport ClassQueue, waiting_t
+from kvcore._load cimport RANK_OPEN
 from kvcore._requests cimport STATE_WAITING, request_t
-from kvcore._types cimport NO_SLOT, int32_t, resize
+from kvcore._types cimport NEVER_NS, NO_SLOT, NS_END, int32_t, resize
 from kvcore.actions cimport make_reject
 
 from kvcore.actions import RejectReason
@@ -21,9 +22,11 @@ cdef tuple FULL_REASONS = (
 
 
 cdef class Backlog:
-    def __cinit__(self, profile not None, RequestTable requests not None, Fleet fleet not None,
+    def __cinit__(self, config not None, RequestTable requests not None, Fleet fleet not None,
                   Placement placement not None):
         cdef slot_t i
+        profile = config.effective_profile()
+        self._look_every_ns = config.overload_wait_ns if placement.sits_out else NEVER_NS
         self.queue = PolicyQueue(profile)
         self._classes = ClassTable(profile)
         self._requests = requests
@@ -73,11 +76,22 @@ cdef class Backlog:
         self._stored[self.stored].slot = slot
         self._stored[self.stored].seq = self.next_seq
         self.stored += 1
-        self._requests.start_waiting(slot, self.next_seq)
+        self._requests.start_waiting(slot, self.next_seq, self._next_look_ns(row, row.arrival_ns))
         self.next_seq += 1
         if row.pin != NO_SLOT:
             self._fleet.workers.pin(row.pin)
         return self.queue.push(slot, row.class_index, row.pin)
+
+    cdef ns_t _next_look_ns(self, const request_t* row, ns_t last_ns) noexcept:
+        """When a request is next looked at for overload (DESIGN D7), NEVER_NS if it is not."""
+        if self._look_every_ns == NEVER_NS or not row.may_wait or not self._placement.queues(row.class_index):
+            return NEVER_NS
+        return last_ns + self._look_every_ns if last_ns + self._look_every_ns < NS_END else NEVER_NS
+
+    cdef int look_again(self, slot_t slot) except -1:
+        """The look of a waiting request that was due first has been taken."""
+        cdef request_t* row = &self._requests.rows[slot]
+        return self._requests.look_again(slot, self._next_look_ns(row, row.look_ns))
 
     cdef int remove(self, slot_t slot) except -1:
         """Take a waiting request out of its class; its row stays live."""
@@ -103,33 +117,38 @@ cdef class Backlog:
                 return slot
         return NO_SLOT
 
-    cdef Reject refused(self, slot_t slot, object reason):
-        """The Reject of a live request for a reason that needs no figures."""
-        return make_reject(self._requests.ids.id_of(slot), reason, self._requests.rows[slot].class_index)
+    cdef limit_t limit_hit(self, slot_t slot, int64_t* current, int64_t* bound) noexcept:
+        """The first limit of its class that refuses a classified request, with usage and bound; or LIMIT_NONE."""
+        return self.queue.limit_hit(
+            self._requests.rows[slot].class_index, self._fleet.workers.count(), current, bound)
 
-    cdef Reject queue_full(self, slot_t slot, limit_t kind, int64_t current, int64_t bound):
+    cdef Reject refused(self, slot_t slot, str request_id, object reason):
+        """The Reject of a classified request for a reason that needs no figures."""
+        return make_reject(request_id, reason, self._requests.rows[slot].class_index)
+
+    cdef Reject queue_full(self, slot_t slot, str request_id, limit_t kind, int64_t current, int64_t bound):
         """The Reject of a request that meets a limit of its class, with a hint when to come again (DESIGN D18)."""
         cdef int64_t retry_ns = self.queue.retry_after_ns(self._requests.rows[slot].class_index, current, bound)
-        cdef Reject action = self.refused(slot, FULL_REASONS[<int>kind])
+        cdef Reject action = self.refused(slot, request_id, FULL_REASONS[<int>kind])
         action.current = current
         action.limit = bound
         action.retry_after_ns = None if retry_ns < 0 else retry_ns
         return action
 
-    cdef Reject would_queue(self, slot_t slot):
+    cdef Reject would_queue(self, slot_t slot, str request_id):
         """The Reject of a request that may not wait: its class's first limit of zero, else WOULD_QUEUE (DESIGN D6)."""
         cdef slot_t class_index = self._requests.rows[slot].class_index
         cdef int kind = LIMIT_REQUESTS
         if not self.queue.classes[class_index].never_waits:
-            return self.refused(slot, RejectReason.WOULD_QUEUE)
+            return self.refused(slot, request_id, RejectReason.WOULD_QUEUE)
         while self.queue.classes[class_index].limits[kind] != 0:
             kind += 1
-        return self.queue_full(slot, <limit_t>kind, self.queue.usage(class_index, <limit_t>kind), 0)
+        return self.queue_full(slot, request_id, <limit_t>kind, self.queue.usage(class_index, <limit_t>kind), 0)
 
     cdef int recheck(self) except -1:
         """Forget verdicts that the fleet's changes may have overturned (DESIGN D15). O(1) if nothing waits.
 
-        Only a rank that is not busy can overturn one, and only for heads that may use it.
+        Only a rank that is open and not busy can overturn one, and only for heads that may use it.
         """
         cdef slot_t class_index, pair, rank, blocker
         cdef int32_t i
@@ -137,14 +156,15 @@ cdef class Backlog:
         for class_index in range(self.queue.count if self.queue.size else 0):
             queue = self.queue.queue(class_index)
             pair = self._placement.pair_of[class_index]
-            if queue.size == 0 or pair == NO_SLOT:
+            if queue.size == 0 or not self._placement.queues(class_index):
                 continue
             if self._fleet.recheck_all:
                 queue.recheck_all()
                 continue
             for i in range(self._fleet.changes):
                 rank = self._fleet.changed[i]
-                if not self._fleet.ledger.busy(rank, pair):
+                if self._fleet.ledger.loads[rank].state == RANK_OPEN and (
+                        pair == NO_SLOT or not self._fleet.ledger.busy(rank, pair)):
                     queue.recheck_lane(rank)
                     blocker = queue.blocked_shared()
                     if blocker != NO_SLOT and self._placement.may_use(blocker, rank):

@@ -1,29 +1,53 @@
-# The ranks and all that is on them: workers, load, cached blocks, and which ranks' load has fallen lately.
+# The ranks and all that is on them: workers, what is said of them, load, cached blocks, and which ranks' load has fallen.
 cimport cython
+from kvcore._heap cimport heap_t
 from kvcore._ledger cimport Ledger
+from kvcore._marks cimport MarkTable
+from kvcore._predicted cimport PredictedBlocks
 from kvcore._prefix cimport PrefixIndex
-from kvcore._types cimport int32_t, int64_t, slot_t, uint32_t, uint64_t
+from kvcore._types cimport int32_t, int64_t, ns_t, slot_t, uint32_t, uint64_t
 from kvcore._workers cimport WorkerTable
 from kvcore.request cimport WorkerConfig
 
 
 cdef enum:
     CHANGES_MAX = 256              # ranks remembered one by one; more mean a full recheck (DESIGN D15)
+    TIERS = 3                      # device, host, disk
 
 
 @cython.final
 cdef class Fleet:
     cdef WorkerTable workers
+    cdef MarkTable marks
     cdef Ledger ledger
-    cdef PrefixIndex cached                # blocks that engines told us of
+    cdef PrefixIndex device                # blocks that engines told us of, by tier
+    cdef PrefixIndex host
+    cdef PrefixIndex disk
+    cdef PredictedBlocks predicted         # blocks of own dispatches, or None
+    cdef bint indexed                      # block facts of engines are kept
+    cdef bint bounded                      # predicted blocks are bounded by what a rank can hold
+    cdef bint strict                       # any release may let somebody in
+    cdef ns_t _report_ttl_ns               # NEVER_NS: reports count for nothing
+    cdef heap_t _report_ends               # ranks by the end of their report
+    cdef int32_t* _report_pos
+    cdef int64_t _reports                  # told so far: settles equal ends
+    cdef slot_t _ranks                     # room of _report_pos
     cdef slot_t changed[CHANGES_MAX]       # ranks whose load fell since heads were last judged
     cdef int32_t changes
     cdef bint recheck_all                  # too many of them, or the fleet itself has changed
-    cdef bint indexed                      # block facts of engines are kept
+    cdef readonly int64_t version          # counts changes of membership, caps and states
 
-    cdef bint store_blocks(self, uint64_t worker_id, uint32_t dp_rank, int64_t incarnation, tuple hashes) except -1
-    cdef bint remove_blocks(self, uint64_t worker_id, uint32_t dp_rank, int64_t incarnation, tuple hashes) except -1
-    cdef bint clear_blocks(self, uint64_t worker_id, uint32_t dp_rank, int64_t incarnation) except -1
+    cdef bint store_blocks(
+        self, uint64_t worker_id, uint32_t dp_rank, int64_t incarnation, int tier, tuple hashes) except -1
+    cdef bint remove_blocks(
+        self, uint64_t worker_id, uint32_t dp_rank, int64_t incarnation, int tier, tuple hashes) except -1
+    cdef bint clear_blocks(self, uint64_t worker_id, uint32_t dp_rank, int64_t incarnation, int tier) except -1
+    cdef bint set_mark(
+        self, uint64_t worker_id, int64_t incarnation, str source, bint available, bint overloaded,
+        ns_t end_ns) except -1
+    cdef bint report(
+        self, uint64_t worker_id, uint32_t dp_rank, int64_t incarnation, int64_t sequence, int64_t prefill,
+        int64_t blocks, int64_t requests) except -1
     cdef bint is_stale(self, WorkerConfig config, int64_t incarnation)
     cdef list leaving(self, WorkerConfig config, int64_t incarnation)
     cdef list all_ranks(self, slot_t worker)
@@ -31,11 +55,19 @@ cdef class Fleet:
     cdef int upsert(self, WorkerConfig config, int64_t incarnation) except -1
     cdef int remove(self, uint64_t worker_id) except -1
     cdef int drop_ranks(self, list ranks) except -1
+    cdef int advance(self, ns_t now_ns) except -1
+    cdef ns_t next_due_ns(self, bint awaited) noexcept
+    cdef bint knows_blocks(self) noexcept
+    cdef ns_t report_end_ns(self, slot_t rank) noexcept
+    cdef int touch(self, slot_t slot, const uint64_t* path, int32_t length) except -1
+    cdef void note(self, slot_t rank) noexcept
     cdef void complete_prefill(self, slot_t slot) noexcept
-    cdef void release(self, slot_t slot, const uint64_t* path, int32_t length) noexcept
+    cdef void release(self, slot_t slot, bint completed) noexcept
     cdef void forget_changes(self) noexcept
 
     cdef slot_t _told_rank(self, uint64_t worker_id, uint32_t dp_rank, int64_t incarnation) except -2
-    cdef void _note(self, slot_t rank) noexcept
+    cdef PrefixIndex _tier(self, int tier)
+    cdef int _restate(self, slot_t worker) except -1
     cdef int _reserve_ranks(self, slot_t ranks) except -1
     cdef void _open_rank(self, slot_t rank) noexcept
+    cdef void _end_report(self, slot_t rank) noexcept

@@ -1,47 +1,95 @@
-"""Fleet: workers, the load on their ranks and the blocks in their caches, kept in step with each other (DESIGN D14).
+"""Fleet: workers, what is said of them, the load on their ranks and the blocks in their caches, kept in step (D14).
 
 Owns the coming and going of ranks in every table that is indexed by rank, and the bounded set of ranks whose load
-has fallen since waiting heads were last judged (DESIGN D15).
+has fallen since waiting heads were last judged (DESIGN D15). What time alone changes about ranks, `advance` applies:
+ends of leases and of reports, decay, expiry of predictions.
 
 Never here: requests, queues, decisions. Whoever removes ranks ends their bookings first (`leaving`, `bookings_on`).
 
 Invariants: a rank is present in the worker table iff it is in the ledger; a rank that is not present holds no
-cached block and no booking; a fall of load is in `changed`, or recheck_all is set.
+cached block and no booking; a fall of load is in `changed`, or recheck_all is set; the ledger's state of a rank is
+that of its worker's marks.
 """
-from kvcore._types cimport NO_SLOT, mix64
+from libc.stdlib cimport free
+from kvcore._heap cimport heap_free, heap_init, heap_push, heap_remove, heap_reserve, key_t
+from kvcore._load cimport INT64_TOP, rank_state_t
+from kvcore._types cimport NEVER_NS, NO_SLOT, NS_END, mix64, resize
 from kvcore._workers cimport BATCHED_TOKENS_DEFAULT, worker_t
+
+from kvcore.config import PREDICT_TTL_NS_DEFAULT, IndexMode, PrefillDecay
+from kvcore.policy import Capacity
 
 
 cdef class Fleet:
-    def __cinit__(self, list thresholds not None, bint indexed):
-        """thresholds: distinct pairs of busy thresholds, see Ledger. indexed: keep what engines say of their caches."""
-        self.indexed = indexed
+    def __cinit__(self, config not None, list thresholds not None):
+        """config: SchedulerConfig. thresholds: distinct pairs of busy thresholds, see Ledger."""
+        self.indexed = config.index is IndexMode.EVENTS
+        self.bounded = config.index is IndexMode.APPROXIMATE
+        self.strict = config.effective_profile().capacity is Capacity.STRICT
         self.workers = WorkerTable()
-        self.ledger = Ledger(thresholds)
-        self.cached = PrefixIndex()
+        self.marks = MarkTable()
+        self.ledger = Ledger(thresholds, config.prefill_decay is PrefillDecay.LINEAR)
+        self.device = PrefixIndex()
+        self.host = PrefixIndex()
+        self.disk = PrefixIndex()
+        ttl_ns = PREDICT_TTL_NS_DEFAULT if self.bounded and config.predict_ttl_ns is None else config.predict_ttl_ns
+        if ttl_ns is not None and config.index is not IndexMode.OFF:
+            self.predicted = PredictedBlocks(ttl_ns)
+        self._report_ttl_ns = NEVER_NS if config.reported_load_ttl_ns is None else config.reported_load_ttl_ns
+        heap_init(&self._report_ends)
 
-    cdef bint store_blocks(self, uint64_t worker_id, uint32_t dp_rank, int64_t incarnation, tuple hashes) except -1:
+    def __dealloc__(self):
+        heap_free(&self._report_ends)
+        free(self._report_pos)
+
+    # What engines and others say.
+
+    cdef bint store_blocks(
+            self, uint64_t worker_id, uint32_t dp_rank, int64_t incarnation, int tier, tuple hashes) except -1:
         """An engine has cached these blocks. False: it speaks of a rank that is not the current one."""
-        cdef slot_t rank = self._told_rank(worker_id, dp_rank, incarnation)
-        if rank != NO_SLOT and self.indexed:
-            for block_hash in hashes:
-                self.cached.add(block_hash, rank)
-        return rank != NO_SLOT or not self.indexed
+        cdef slot_t rank
+        cdef PrefixIndex index
+        if not self.indexed:
+            return True
+        rank = self._told_rank(worker_id, dp_rank, incarnation)
+        if rank == NO_SLOT:
+            return False
+        index = self._tier(tier)
+        for block_hash in hashes:
+            index.add(block_hash, rank)
+        return True
 
-    cdef bint remove_blocks(self, uint64_t worker_id, uint32_t dp_rank, int64_t incarnation, tuple hashes) except -1:
+    cdef bint remove_blocks(
+            self, uint64_t worker_id, uint32_t dp_rank, int64_t incarnation, int tier, tuple hashes) except -1:
         """An engine has dropped these blocks. False: it speaks of a rank that is not the current one."""
-        cdef slot_t rank = self._told_rank(worker_id, dp_rank, incarnation)
-        if rank != NO_SLOT and self.indexed:
-            for block_hash in hashes:
-                self.cached.release(block_hash, rank)
-        return rank != NO_SLOT or not self.indexed
+        cdef slot_t rank
+        cdef PrefixIndex index
+        if not self.indexed:
+            return True
+        rank = self._told_rank(worker_id, dp_rank, incarnation)
+        if rank == NO_SLOT:
+            return False
+        index = self._tier(tier)
+        for block_hash in hashes:
+            index.remove(block_hash, rank)
+        return True
 
-    cdef bint clear_blocks(self, uint64_t worker_id, uint32_t dp_rank, int64_t incarnation) except -1:
-        """An engine has dropped all its blocks. False: it speaks of a rank that is not the current one."""
-        cdef slot_t rank = self._told_rank(worker_id, dp_rank, incarnation)
-        if rank != NO_SLOT:
-            self.cached.purge(rank)
-        return rank != NO_SLOT or not self.indexed
+    cdef bint clear_blocks(self, uint64_t worker_id, uint32_t dp_rank, int64_t incarnation, int tier) except -1:
+        """An engine has dropped all its blocks of a tier (-1: of all). False: not the current rank."""
+        cdef slot_t rank
+        cdef int i
+        if not self.indexed:
+            return True
+        rank = self._told_rank(worker_id, dp_rank, incarnation)
+        if rank == NO_SLOT:
+            return False
+        for i in range(TIERS):
+            if tier == i or tier == -1:
+                self._tier(i).purge(rank)
+        return True
+
+    cdef PrefixIndex _tier(self, int tier):
+        return self.device if tier == 0 else self.host if tier == 1 else self.disk
 
     cdef slot_t _told_rank(self, uint64_t worker_id, uint32_t dp_rank, int64_t incarnation) except -2:
         """The present rank that an engine fact speaks of, or NO_SLOT if it is not of this incarnation."""
@@ -49,6 +97,98 @@ cdef class Fleet:
         if rank != NO_SLOT and self.workers.workers[self.workers.ranks[rank].worker].incarnation != incarnation:
             return NO_SLOT
         return rank
+
+    cdef bint set_mark(
+            self, uint64_t worker_id, int64_t incarnation, str source, bint available, bint overloaded,
+            ns_t end_ns) except -1:
+        """What a source says of a worker from now on. False: it speaks of a worker that is not the current one."""
+        cdef slot_t worker = self.workers.find(worker_id)
+        if worker == NO_SLOT or self.workers.workers[worker].incarnation != incarnation:
+            return False
+        self.marks.set(worker, source, available, overloaded, end_ns)
+        self._restate(worker)
+        return True
+
+    cdef int _restate(self, slot_t worker) except -1:
+        """Carry what is said of a worker over to its ranks."""
+        cdef worker_t* row = &self.workers.workers[worker]
+        cdef uint32_t i
+        for i in range(row.dp_size):
+            self.ledger.set_state(row.ranks[i], <rank_state_t>self.marks.state(worker))
+        self.version += 1
+        self.recheck_all = True
+        return 0
+
+    cdef bint report(
+            self, uint64_t worker_id, uint32_t dp_rank, int64_t incarnation, int64_t sequence, int64_t prefill,
+            int64_t blocks, int64_t requests) except -1:
+        """What an engine says of its load. False: stale."""
+        cdef slot_t rank = self._told_rank(worker_id, dp_rank, incarnation)
+        cdef key_t key
+        cdef ns_t end_ns
+        if rank == NO_SLOT:
+            return False
+        heap_reserve(&self._report_ends, self._report_ends.size + 1)
+        if not self.ledger.report(rank, sequence, prefill, blocks, requests, self._report_ttl_ns != NEVER_NS):
+            return False
+        if self._report_ttl_ns == NEVER_NS:
+            return True
+        self._end_report(rank)
+        end_ns = self.ledger.now_ns + self._report_ttl_ns
+        if end_ns < NS_END:
+            self._reports += 1
+            key.tier = 0
+            key.first = end_ns
+            key.second = 0
+            key.seq = self._reports
+            heap_push(&self._report_ends, &key, rank, self._report_pos)
+        self.note(rank)
+        return True
+
+    cdef void _end_report(self, slot_t rank) noexcept:
+        """The end of a rank's report need not be waited for any more."""
+        if self._report_pos[rank] != NO_SLOT:
+            heap_remove(&self._report_ends, rank, self._report_pos)
+            self._report_pos[rank] = NO_SLOT
+
+    # Time.
+
+    cdef int advance(self, ns_t now_ns) except -1:
+        """Apply what time has changed about ranks up to now_ns, which is the time of everything that follows."""
+        cdef slot_t rank, worker
+        while self.marks.first_end_ns() <= now_ns:
+            worker = self.marks.end_first()
+            self._restate(worker)
+        while self._report_ends.size and <ns_t>self._report_ends.nodes[0].key.first <= now_ns:
+            rank = self._report_ends.nodes[0].item
+            self._end_report(rank)
+            self.ledger.forget_report(rank)
+            self.note(rank)
+        if self.predicted is not None:
+            self.predicted.expire(now_ns)
+        self.ledger.advance(now_ns)
+        while self.ledger.crossed_count:
+            self.ledger.crossed_count -= 1
+            self.note(self.ledger.crossed[self.ledger.crossed_count])
+        return 0
+
+    cdef ns_t next_due_ns(self, bint awaited) noexcept:
+        """When `advance` next has something to do that may let a request run; awaited: something waits."""
+        cdef ns_t due_ns = self.marks.first_end_ns()
+        if self._report_ends.size:
+            due_ns = min(due_ns, <ns_t>self._report_ends.nodes[0].key.first)
+        return min(due_ns, self.ledger.next_crossing_ns()) if awaited else due_ns
+
+    cdef ns_t report_end_ns(self, slot_t rank) noexcept:
+        """Until when the report of a rank counts, NEVER_NS: nothing to wait for."""
+        cdef int32_t at = self._report_pos[rank]
+        return NEVER_NS if at == NO_SLOT else <ns_t>self._report_ends.nodes[at].key.first
+
+    cdef bint knows_blocks(self) noexcept:
+        """Whether cached prefixes can be known without being told on the request."""
+        return self.indexed or self.predicted is not None
+
+    # Workers.
 
     cdef bint is_stale(self, WorkerConfig config, int64_t incarnation):
         """Whether an upsert speaks of an incarnation that has been succeeded."""
@@ -90,6 +230,7 @@ cdef class Fleet:
         cdef uint32_t first, size, i
         cdef int64_t cap = BATCHED_TOKENS_DEFAULT if config.max_batched_tokens is None else config.max_batched_tokens
         if worker != NO_SLOT and incarnation > self.workers.workers[worker].incarnation:
+            self.marks.forget_worker(worker)
             self.workers.remove_worker(worker)
             worker = NO_SLOT
         if worker == NO_SLOT:
@@ -105,41 +246,64 @@ cdef class Fleet:
         row.max_batched_tokens = cap
         self.workers.set_taints(worker, config.taints)
         for i in range(row.dp_size):
-            self.ledger.configure_rank(row.ranks[i], cap, row.taints)
-        self.recheck_all = True
-        return 0
+            self.ledger.configure_rank(
+                row.ranks[i], cap, _bound(config.total_kv_blocks), _bound(config.max_requests),
+                0 if config.prefill_tokens_per_s is None else config.prefill_tokens_per_s, row.taints)
+        return self._restate(worker)
 
     cdef int remove(self, uint64_t worker_id) except -1:
         """Forget a worker whose ranks have been dropped."""
+        cdef slot_t worker = self.workers.find(worker_id)
         self.recheck_all = True
-        return self.workers.remove_worker(self.workers.find(worker_id))
+        self.version += 1
+        self.marks.forget_worker(worker)
+        return self.workers.remove_worker(worker)
 
     cdef int drop_ranks(self, list ranks) except -1:
         """Forget ranks without bookings: their cached blocks, their place among the free, their identity."""
         cdef slot_t rank
         for rank in ranks:
-            self.cached.purge(rank)
+            self.device.purge(rank)
+            self.host.purge(rank)
+            self.disk.purge(rank)
+            if self.predicted is not None:
+                self.predicted.purge(rank)
+            self._end_report(rank)
             self.ledger.remove_rank(rank)
             self.workers.remove_rank(rank)
         self.recheck_all = True
+        self.version += 1
         return 0
+
+    # Load.
+
+    cdef int touch(self, slot_t slot, const uint64_t* path, int32_t length) except -1:
+        """The rank that a request is booked on has its prompt in its cache now, as far as one can tell."""
+        cdef slot_t rank = self.ledger.bookings[slot].rank
+        cdef int64_t room = -1
+        if self.predicted is None:
+            return 0
+        if self.bounded and self.ledger.loads[rank].max_blocks != INT64_TOP:
+            room = self.ledger.loads[rank].max_blocks
+        return self.predicted.touch(path, length, rank, self.ledger.now_ns, room)
 
     cdef void complete_prefill(self, slot_t slot) noexcept:
         """Release the prefill tokens of a booking, once."""
         if self.ledger.complete_prefill(slot):
-            self._note(self.ledger.bookings[slot].rank)
+            self.note(self.ledger.bookings[slot].rank)
 
-    cdef void release(self, slot_t slot, const uint64_t* path, int32_t length) noexcept:
+    cdef void release(self, slot_t slot, bint completed) noexcept:
         """Give back all that a booking holds."""
         cdef slot_t rank = self.ledger.bookings[slot].rank
-        if self.ledger.release(slot, path, length):
-            self._note(rank)
+        if self.ledger.release(slot, completed) or self.strict:
+            self.note(rank)
 
     cdef void forget_changes(self) noexcept:
         self.changes = 0
         self.recheck_all = False
 
-    cdef void _note(self, slot_t rank) noexcept:
+    cdef void note(self, slot_t rank) noexcept:
+        """Heads that may use this rank are to be judged again."""
         if self.changes == CHANGES_MAX:
             self.recheck_all = True
         else:
@@ -148,10 +312,30 @@ cdef class Fleet:
 
     cdef int _reserve_ranks(self, slot_t ranks) except -1:
         """Room in every table that is indexed by rank, before the rank exists in any."""
-        self.cached.reserve(ranks)
+        cdef slot_t capacity = max(ranks, 2 * self._ranks, 16)
+        cdef slot_t rank
+        self.device.reserve(ranks)
+        self.host.reserve(ranks)
+        self.disk.reserve(ranks)
+        if self.predicted is not None:
+            self.predicted.reserve(ranks)
+        if ranks > self._ranks:
+            resize(<void**>&self._report_pos, capacity * sizeof(int32_t))
+            for rank in range(self._ranks, capacity):
+                self._report_pos[rank] = NO_SLOT
+            self._ranks = capacity
         return self.ledger.reserve_ranks(ranks)
 
     cdef void _open_rank(self, slot_t rank) noexcept:
         cdef uint64_t tag = mix64(mix64(self.workers.ranks[rank].worker_id) + self.workers.ranks[rank].dp_rank)
-        self.cached.name_rank(rank, tag)
+        self.device.name_rank(rank, tag)
+        self.host.name_rank(rank, tag)
+        self.disk.name_rank(rank, tag)
+        if self.predicted is not None:
+            self.predicted.name_rank(rank, tag)
         self.ledger.name_rank(rank, tag)
+
+
+cdef int64_t _bound(object value) except -1:
+    """A cap of a worker; None: there is none."""
+    return INT64_TOP if value is None else value

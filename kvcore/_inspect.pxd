@@ -22,12 +22,13 @@ cdef class Inspector:
     cdef int64_t unknown_names
 
     cdef int count_reject(self, object reason, slot_t class_index) except -1
-    cdef object loads(self)
     cdef object stats(self)
     cdef str digest(self, tuple scalars)
     cdef list audit(self)
 
     cdef int64_t _running(self)
+    cdef int64_t _over_caps(self)
+    cdef list _fifo(self, slot_t rank)
     cdef list _weights(self, slot_t slot)
     cdef tuple _request_state(self, slot_t slot)
     cdef list _class_state(self)

@@ -9,31 +9,19 @@ rarely.
 """
 import hashlib
 
-import numpy
-
 from kvcore._drr cimport LIMIT_CACHED_TOKENS, LIMIT_RAW_TOKENS, LIMIT_REQUESTS, WINDOW, class_t
 from kvcore._lanes cimport ClassQueue, waiting_t
-from kvcore._ledger cimport active_blocks, booking_t, load_t, output_weight
+from kvcore._ledger cimport Ledger
+from kvcore._ledger_audit cimport ledger_faults
+from kvcore._load cimport booking_t, held_of, load_t, requests_of, weight_of
 from kvcore._requests cimport STATE_RUNNING, STATE_WAITING, request_t
-from kvcore._types cimport NO_SLOT, int32_t, saturated, uint32_t, uint64_t
+from kvcore._types cimport NO_SLOT, int32_t, saturated
 from kvcore._workers cimport rank_t, worker_t
-from kvcore.request cimport Rank, Request
+from kvcore.request cimport Overlap, Rank, Request, SelectionWeights
 
 from kvcore.stats import ClassStats, SchedulerStats
 
-#: One row of `Scheduler.loads()`. prefill_tokens saturates at 2^63 - 1; active_blocks is rounded half up.
-LOAD_DTYPE = numpy.dtype([
-    ("worker_id", "<u8"), ("dp_rank", "<u4"), ("requests", "<i4"), ("prefill_tokens", "<i8"), ("active_blocks", "<i8")])
-
 cdef object INT64_TOP = 2**63 - 1
-
-
-cdef packed struct load_row_t:
-    uint64_t worker_id
-    uint32_t dp_rank
-    int32_t requests
-    int64_t prefill_tokens
-    int64_t active_blocks
 
 
 cdef class Inspector:
@@ -51,22 +39,6 @@ cdef class Inspector:
         if class_index >= 0:
             self._class_rejected[class_index] += 1
         return 0
-
-    cdef object loads(self):
-        cdef slot_t i, rank
-        cdef load_row_t[:] view
-        table = numpy.empty(self._fleet.workers.present, LOAD_DTYPE)
-        if self._fleet.workers.present == 0:
-            return table
-        view = table
-        for i in range(self._fleet.workers.present):
-            rank = self._fleet.workers.order[i]
-            view[i].worker_id = self._fleet.workers.ranks[rank].worker_id
-            view[i].dp_rank = self._fleet.workers.ranks[rank].dp_rank
-            view[i].requests = self._fleet.ledger.loads[rank].requests
-            view[i].prefill_tokens = saturated(self._fleet.ledger.loads[rank].prefill)
-            view[i].active_blocks = active_blocks(&self._fleet.ledger.loads[rank])
-        return table
 
     cdef object stats(self):
         cdef slot_t i
@@ -90,7 +62,18 @@ cdef class Inspector:
             completed=self.completed, aborted=self.aborted, evicted=self.evicted, stale_events=self.stale,
             unknown_class_names=self.unknown_names, live_requests=live, waiting_requests=self._queue.size,
             running_requests=self._running(), workers=self._fleet.workers.count(), ranks=self._fleet.workers.present,
-            index_blocks=self._fleet.cached.pairs, classes=tuple(classes))
+            index_blocks=self._fleet.device.pairs + self._fleet.host.pairs + self._fleet.disk.pairs,
+            over_cap_ranks=self._over_caps(), classes=tuple(classes))
+
+    cdef int64_t _over_caps(self):
+        """Ranks with more than their caps allow: growth beyond reserves, or caps that were lowered (DESIGN D8)."""
+        cdef slot_t i
+        cdef int64_t over = 0
+        cdef load_t* load
+        for i in range(self._fleet.workers.present):
+            load = &self._fleet.ledger.loads[self._fleet.workers.order[i]]
+            over += requests_of(load) > load.max_requests or held_of(load) > load.max_blocks
+        return over
 
     cdef int64_t _running(self):
         cdef slot_t i
@@ -102,8 +85,9 @@ cdef class Inspector:
     cdef str digest(self, tuple scalars):
         hasher = hashlib.blake2b(digest_size=16)
         hasher.update(repr((
-            scalars, self._queue.cursor, <int>self._queue.visit, self._fleet.cached.mixed,
-            self._fleet.ledger.active.mixed, self._class_state(), self._rank_state())).encode())
+            scalars, self._queue.cursor, <int>self._queue.visit, self._fleet.device.mixed, self._fleet.host.mixed,
+            self._fleet.disk.mixed, 0 if self._fleet.predicted is None else self._fleet.predicted.mixed,
+            self._fleet.ledger.active.index.mixed, self._class_state(), self._rank_state())).encode())
         for request_id in sorted(self._requests.ids.live()):
             hasher.update(repr((request_id, self._request_state(self._requests.find(request_id)))).encode())
         return hasher.hexdigest()
@@ -123,10 +107,7 @@ cdef class Inspector:
             if row.pin != NO_SLOT:
                 pin = (self._fleet.workers.ranks[row.pin].worker_id, self._fleet.workers.ranks[row.pin].dp_rank)
             request = self._requests.request(slot)
-            allowed = None if request.allowed_workers is None else sorted(request.allowed_workers)
-            overlap = None if request.overlap is None else [
-                ((<Rank>name).worker_id, (<Rank>name).dp_rank, blocks) for name, blocks in request.overlap.device]
-            return (common, pin, allowed, sorted(request.required_taints), overlap, row.track_prefill,
+            return (common, pin, _wishes(request), row.track_prefill, row.outside, row.reserve, row.look_ns,
                     waiting.key.tier, waiting.key.first, waiting.key.second, waiting.key.seq, waiting.cached,
                     waiting.cost)
         if row.state != STATE_RUNNING:
@@ -134,14 +115,16 @@ cdef class Inspector:
         booking = &self._fleet.ledger.bookings[slot]
         rank = &self._fleet.workers.ranks[booking.rank]
         return (common, row.progress_ns, rank.worker_id, rank.dp_rank, booking.prefilling, booking.prefill,
-                booking.outputs, booking.outputs_decayed, booking.decayed_weight, self._weights(slot))
+                booking.outputs, booking.outputs_decayed, booking.decayed_weight, booking.private_blocks,
+                booking.reserve_blocks, self._weights(slot))
 
     cdef list _weights(self, slot_t slot):
         """Weights of a booking's prompt blocks on its rank: sticky, so part of the state."""
         cdef request_t* row = &self._requests.rows[slot]
-        cdef slot_t rank = self._fleet.ledger.bookings[slot].rank
+        cdef Ledger ledger = self._fleet.ledger
+        cdef slot_t rank = ledger.bookings[slot].rank
         cdef int32_t i
-        return [self._fleet.ledger.active.holders[self._fleet.ledger.active.find(row.sequence[i], rank)].weight
+        return [weight_of(ledger.bookings, &ledger.active.rows[ledger.active.find(row.sequence[i], rank)])
                 for i in range(row.sequence_length)]
 
     cdef list _class_state(self):
@@ -165,10 +148,24 @@ cdef class Inspector:
             rank = self._fleet.workers.order[i]
             load = &self._fleet.ledger.loads[rank]
             worker = &self._fleet.workers.workers[self._fleet.workers.ranks[rank].worker]
-            ranks.append((worker.worker_id, self._fleet.workers.ranks[rank].dp_rank, worker.incarnation,
-                          worker.max_batched_tokens, sorted(self._fleet.workers.taints.taints_of(worker.taints)),
-                          saturated(load.prefill), load.weight, load.requests))
+            ranks.append((
+                worker.worker_id, self._fleet.workers.ranks[rank].dp_rank, worker.incarnation,
+                worker.max_batched_tokens, load.max_blocks, load.max_requests, load.prefill_rate,
+                sorted(self._fleet.workers.taints.taints_of(worker.taints)), saturated(load.prefill), load.weight,
+                load.requests, saturated(load.held), self._fleet.marks.marks_of(self._fleet.workers.ranks[rank].worker),
+                load.anchor_ns, self._fifo(rank), self._fleet.report_end_ns(rank), load.reported_sequence,
+                load.reported_prefill, load.reported_blocks, load.reported_requests, load.foreign_prefill,
+                load.foreign_blocks, load.foreign_requests))
         return ranks
+
+    cdef list _fifo(self, slot_t rank):
+        """Attempts that prefill on a rank whose load decays, the one in front first."""
+        cdef slot_t slot = self._fleet.ledger.loads[rank].fifo_first
+        attempts = []
+        while slot != NO_SLOT:
+            attempts.append(self._requests.rows[slot].attempt)
+            slot = self._fleet.ledger.bookings[slot].fifo_next
+        return attempts
 
     cdef list audit(self):
         faults = []
@@ -177,50 +174,29 @@ cdef class Inspector:
         return faults
 
     cdef int _audit_ranks(self, list faults) except -1:
-        """Each rank's totals against the sums over live bookings; counters of free ranks against a recount."""
-        cdef slot_t slot, i, rank, pair, free
+        """The ledger against itself; its bookings against the requests that run; states of ranks against marks."""
+        cdef slot_t slot, i, rank
         cdef request_t* row
         cdef booking_t* booking
-        cdef int32_t j
-        cdef load_t* load
-        expected = {}
-        blocks = {}
+        cdef int64_t running = 0
+        faults.extend(ledger_faults(self._fleet.ledger))
         for request_id in self._requests.ids.live():
             slot = self._requests.find(request_id)
             row = &self._requests.rows[slot]
             if row.state != STATE_RUNNING:
                 continue
+            running += 1
             booking = &self._fleet.ledger.bookings[slot]
-            total = expected.setdefault(booking.rank, [0, 0, 0])
-            total[0] += booking.prefill if booking.prefilling else 0
-            total[1] += output_weight(booking)
-            total[2] += 1
-            for j in range(row.sequence_length):
-                pair_key = (row.sequence[j], booking.rank)
-                blocks[pair_key] = blocks.get(pair_key, 0) + 1
-        for (block_hash, of_rank), count in blocks.items():
-            j = self._fleet.ledger.active.find(block_hash, of_rank)
-            if j == NO_SLOT or self._fleet.ledger.active.holders[j].count != count:
-                faults.append(f"block {block_hash} on rank slot {of_rank}: count is not {count}")
-            else:
-                expected[of_rank][1] += self._fleet.ledger.active.holders[j].weight
-        if len(blocks) != self._fleet.ledger.active.pairs:
-            faults.append(f"active blocks: {self._fleet.ledger.active.pairs} held, {len(blocks)} in live bookings")
+            if booking.rank == NO_SLOT or self._fleet.workers.ranks[booking.rank].worker == NO_SLOT:
+                faults.append(f"{request_id!r} runs and is booked nowhere")
+            elif booking.path != row.sequence or booking.length != row.sequence_length:
+                faults.append(f"{request_id!r} is booked with blocks that are not its own")
+        if running != self._running():
+            faults.append(f"{self._running()} bookings, {running} requests run")
         for i in range(self._fleet.workers.present):
             rank = self._fleet.workers.order[i]
-            load = &self._fleet.ledger.loads[rank]
-            held = [saturated(load.prefill), load.weight, load.requests]
-            total = expected.pop(rank, [0, 0, 0])
-            if held != [min(total[0], INT64_TOP), total[1], total[2]]:
-                faults.append(f"rank slot {rank}: load {held} is not the sum of its bookings")
-        if expected:
-            faults.append(f"bookings on absent rank slots {sorted(expected)}")
-        for pair in range(self._fleet.ledger.pairs):
-            free = 0
-            for i in range(self._fleet.workers.present):
-                free += not self._fleet.ledger.busy(self._fleet.workers.order[i], pair)
-            if free != self._fleet.ledger.free[pair]:
-                faults.append(f"threshold pair {pair}: {self._fleet.ledger.free[pair]} free ranks counted, {free} are")
+            if self._fleet.ledger.loads[rank].state != self._fleet.marks.state(self._fleet.workers.ranks[rank].worker):
+                faults.append(f"rank slot {rank}: its state is not what is said of its worker")
         return 0
 
     cdef int _audit_classes(self, list faults) except -1:
@@ -244,3 +220,22 @@ cdef class Inspector:
             if queue.size == 0 and self._queue.classes[i].deficit != 0:
                 faults.append(f"class {i}: empty with deficit {self._queue.classes[i].deficit}")
         return 0
+
+
+cdef tuple _wishes(Request request):
+    """What a waiting request asks of ranks."""
+    cdef SelectionWeights weights = request.weights
+    allowed = None if request.allowed_workers is None else sorted(request.allowed_workers)
+    return (allowed, sorted(request.required_taints), request.preferred_taints, None if weights is None else (
+        weights.overlap_score_credit, weights.overlap_score_credit_decay, weights.prefill_load_scale,
+        weights.host_cache_hit_weight, weights.disk_cache_hit_weight, weights.shared_cache_multiplier,
+        weights.active_request_weight, weights.temperature), _told(request.overlap))
+
+
+cdef tuple _told(Overlap overlap):
+    if overlap is None:
+        return None
+    return (*[
+        [((<Rank>name).worker_id, (<Rank>name).dp_rank, value) for name, value in pairs]
+        for pairs in (overlap.device, overlap.host, overlap.disk, overlap.effective, overlap.cached_tokens)
+    ], overlap.shared)

@@ -1,35 +1,70 @@
 # May a request run, and where. Reads the fleet and live requests; writes nothing but its scratch memory.
 cimport cython
 from kvcore._fleet cimport Fleet
+from kvcore._overlaps cimport Overlaps
 from kvcore._requests cimport RequestTable
 from kvcore._selector cimport query_t
-from kvcore._types cimport int32_t, int64_t, slot_t, tokens_t, uint64_t
+from kvcore._standings cimport Standings
+from kvcore._types cimport int64_t, slot_t, tokens_t, uint64_t
 from kvcore.actions cimport Dispatch
 from kvcore.request cimport Request
+
+
+cdef struct prospects_t:
+    # What the ranks are like that a request may use.
+    bint any               # there are some
+    bint runs              # one of them is open and would take it now
+    bint open              # one is open
+    bint leased            # one comes back by itself
+    bint holds             # one could ever hold it
+
+
+# The dispatch test as a queue asks for it; `placement` is a Placement. What it raises is kept in `failure`.
+cdef bint runs_now(void* placement, slot_t class_index, slot_t slot) noexcept
 
 
 @cython.final
 cdef class Placement:
     cdef Fleet fleet
     cdef RequestTable requests
+    cdef Overlaps overlaps
+    cdef Standings standings
     cdef int64_t block_size
-    cdef bint indexed              # cached prefixes come from engine events
-    cdef slot_t* pair_of           # class -> threshold pair of the ledger, NO_SLOT: the class never waits
-    cdef int32_t* _told            # by rank: blocks of Request.overlap, zero between uses
-    cdef slot_t* _allowed          # candidates of a constrained request
-    cdef slot_t* _tied             # cheapest candidates
+    cdef bint strict
+    cdef bint sits_out             # a request whose ranks are all overloaded waits
+    cdef slot_t* pair_of           # class -> threshold pair of the ledger, NO_SLOT: none
+    cdef slot_t* candidates        # ranks of the request in question
+    cdef slot_t* _tied             # the cheapest of them
+    cdef double* _costs
     cdef slot_t _room
+    cdef int64_t _largest          # most blocks that a rank can hold which is not gone
+    cdef int64_t _largest_version
+    cdef int64_t _ranked_version
+    cdef object failure            # what a dispatch test has raised, or None
 
+    cdef bint queues(self, slot_t class_index) noexcept
     cdef object refusal(self, Request request)
     cdef tokens_t best_cached(self, slot_t slot, Request request) except -1
     cdef bint may_use(self, slot_t slot, slot_t rank)
-    cdef bint may_run(self, slot_t class_index, slot_t slot)
+    cdef bint may_run(self, slot_t class_index, slot_t slot) except -1
+    cdef object overload(self, slot_t slot)
+    cdef slot_t eligible(self, slot_t slot, Request request) except -1
     cdef object decide(self, slot_t slot, Request request, uint64_t* generator, slot_t* chosen)
 
-    cdef bint _fits(self, Request request, slot_t worker) except -1
-    cdef bint _any_eligible(self, Request request) except -1
-    cdef bint _any_free(self, Request request, slot_t pair) except -1
     cdef int _reserve(self) except -1
-    cdef const int32_t* _overlap(self, slot_t slot, Request request) except NULL
-    cdef int _forget_overlap(self, Request request) except -1
-    cdef Dispatch _dispatch(self, slot_t slot, slot_t rank, const query_t* query)
+    cdef bint _fits(self, Request request, slot_t worker) except -1
+    cdef bint _gone(self, slot_t rank) noexcept
+    cdef slot_t _usable(self, Request request, slot_t pin) except -1
+    cdef bint _any_usable(self, Request request) except -1
+    cdef bint _could_hold(self, Request request, slot_t pin) except -1
+    cdef int _look(self, slot_t slot, Request request, slot_t pair, prospects_t* found) except -1
+    cdef int _look_anywhere(self, slot_t slot, Request request, slot_t pair, prospects_t* found) except -1
+    cdef int _match_active(self, slot_t slot) except -1
+    cdef int _look_by_taints(self, Request request, slot_t pair, prospects_t* found) except -1
+    cdef bint _takes(self, slot_t rank, slot_t pair, int64_t needed) noexcept
+    cdef int64_t _needed(self, Request request) except -1
+    cdef int64_t _largest_rank(self) noexcept
+    cdef int _rank(self) except -1
+    cdef slot_t _choose(self, slot_t slot, Request request, const query_t* query, uint64_t* generator) except -2
+    cdef object _nowhere(self, slot_t slot, Request request)
+    cdef Dispatch _dispatch(self, slot_t slot, Request request, slot_t rank, const query_t* query)

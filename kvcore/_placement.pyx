@@ -5,19 +5,36 @@ the dispatch test of heads, placement after a pop, and `peek`.
 
 Never here: queues, bookings, time.
 
-Eligibility: a pin means exactly its rank, an allow-list the ranks of those workers, neither every present rank;
-required taints strike out the workers that lack one. An impossible request counts as ready to run, so that it is
-answered with its reason instead of waiting for ever.
+A request may use the ranks that its pin or allow-list leaves, whose workers carry the required taints and are not
+gone. Of these the open ones take requests; an overloaded or leased-out one is waited for. Under strict capacity a
+rank must also have room. An impossible request counts as ready to run, so that it is answered with its reason instead
+of waiting for ever.
+
+Cost: O(1) for pins and, under advisory capacity, for requests without constraints; O(allow-list) or O(taint sets)
+for others; a choice O(log ranks) where Standings serve, else O(candidates).
 """
 from libc.stdlib cimport free
-from kvcore._ledger cimport active_blocks
+from kvcore._ledger cimport Ledger
+from kvcore._load cimport (
+    RANK_GONE, RANK_LEASED, RANK_OPEN, RANK_OVERLOADED, RANK_STATES, active_blocks, has_room, load_t)
 from kvcore._requests cimport request_t
-from kvcore._selector cimport cheapest, draw
-from kvcore._types cimport NO_SLOT, resize, uint32_t
-from kvcore._workers cimport worker_t
-from kvcore.request cimport Rank, effective_cached_tokens, prefill_delta, prompt_blocks
+from kvcore._selector cimport cached_tokens, choose, device_blocks
+from kvcore._types cimport NO_SLOT, int32_t, resize
+from kvcore.request cimport output_blocks, prefill_delta, prompt_blocks
 
 from kvcore.actions import RejectReason
+from kvcore.config import OnOverload
+
+cdef enum:
+    RANKED_FROM = 48       # present ranks from which keeping standings pays
+
+
+cdef bint runs_now(void* placement, slot_t class_index, slot_t slot) noexcept:
+    try:
+        return (<Placement>placement).may_run(class_index, slot)
+    except Exception as error:
+        (<Placement>placement).failure = error
+        return False
 
 
 cdef class Placement:
@@ -26,32 +43,47 @@ cdef class Placement:
         cdef slot_t i
         self.fleet = fleet
         self.requests = requests
+        self.overlaps = Overlaps(fleet, requests, config)
+        self.standings = Standings(fleet.ledger, config.block_size, config.weights.active_request_weight, fleet.strict)
         self.block_size = config.block_size
-        self.indexed = config.index.value == "events"
+        self.strict = fleet.strict
+        self.sits_out = config.on_overload is OnOverload.WAIT
+        self._largest_version = -1
+        self._ranked_version = -1
         resize(<void**>&self.pair_of, len(pairs) * sizeof(slot_t))
         for i in range(<slot_t>len(pairs)):
             self.pair_of[i] = NO_SLOT if pairs[i] is None else pairs[i]
 
     def __dealloc__(self):
         free(self.pair_of)
-        free(self._told)
-        free(self._allowed)
+        free(self.candidates)
         free(self._tied)
+        free(self._costs)
+
+    cdef bint queues(self, slot_t class_index) noexcept:
+        """Whether requests of a class may have to wait for a rank."""
+        return self.strict or self.pair_of[class_index] != NO_SLOT
+
+    # Who may be used.
 
     cdef object refusal(self, Request request):
         """Why no present rank may ever take an arriving request, or None: checks in the order of DESIGN D6."""
+        cdef slot_t pin = NO_SLOT
         if request.pinned is not None and request.allowed_workers is not None:
             if request.pinned.worker_id not in request.allowed_workers:
                 return RejectReason.PINNED_WORKER_NOT_ALLOWED
         if self.fleet.workers.present == 0:
             return RejectReason.NO_WORKERS
         if request.pinned is not None:
-            if self.fleet.workers.find_rank(request.pinned.worker_id, request.pinned.dp_rank) == NO_SLOT:
+            pin = self.fleet.workers.find_rank(request.pinned.worker_id, request.pinned.dp_rank)
+            if pin == NO_SLOT or self._gone(pin):
                 return RejectReason.PINNED_WORKER_UNAVAILABLE
-            if not self._fits(request, self.fleet.workers.find(request.pinned.worker_id)):
+            if not self._fits(request, self.fleet.workers.ranks[pin].worker):
                 return RejectReason.NO_ELIGIBLE_WORKER
-        elif _constrained(request) and not self._any_eligible(request):
+        elif not self._any_usable(request):
             return RejectReason.NO_ELIGIBLE_WORKER
+        if self.strict and not self._could_hold(request, pin):
+            return RejectReason.TOO_LARGE
         return None
 
     cdef bint _fits(self, Request request, slot_t worker) except -1:
@@ -60,175 +92,291 @@ cdef class Placement:
             return True
         return self.fleet.workers.taints.satisfying(request.required_taints)[self.fleet.workers.workers[worker].taints]
 
-    cdef bint _any_eligible(self, Request request) except -1:
-        """Whether some worker may take a request that has no pin. O(allow-list) or O(taint sets)."""
-        cdef const unsigned char* fits = self.fleet.workers.taints.satisfying(request.required_taints)
-        cdef slot_t worker, i
-        if request.allowed_workers is None:
-            for i in range(self.fleet.workers.taints.size()):
-                if fits[i]:
-                    return True
-            return False
-        for worker_id in request.allowed_workers:
-            worker = self.fleet.workers.find(worker_id)
-            if worker != NO_SLOT and fits[self.fleet.workers.workers[worker].taints]:
-                return True
-        return False
+    cdef bint _gone(self, slot_t rank) noexcept:
+        """Whether a rank is absent, or its worker unavailable until somebody says otherwise."""
+        return self.fleet.workers.ranks[rank].worker == NO_SLOT or self.fleet.ledger.loads[rank].state == RANK_GONE
 
-    cdef tokens_t best_cached(self, slot_t slot, Request request) except -1:
-        """Cached tokens on the best rank that the request may use; a pin counts its own rank only (DESIGN D1)."""
-        cdef request_t* row = &self.requests.rows[slot]
-        cdef const int32_t* depth
-        cdef slot_t* ranks = self.fleet.workers.order
-        cdef slot_t count = self.fleet.workers.present
-        cdef int32_t best = 0
-        cdef slot_t i
-        if request.overlap is None and (not self.indexed or row.path_length == 0):
-            return 0
-        depth = self._overlap(slot, request)
-        if row.pin != NO_SLOT:
-            ranks = &row.pin
-            count = 1
-        elif _constrained(request):
-            count = self.fleet.workers.ranks_of(request.allowed_workers, request.required_taints, self._allowed)
-            ranks = self._allowed
-        elif request.overlap is None:
-            ranks = self.fleet.cached.matched
-            count = self.fleet.cached.matches
+    cdef bint _any_usable(self, Request request) except -1:
+        """Whether some rank may take a request that has no pin. O(allow-list) or O(taint sets)."""
+        cdef prospects_t found
+        if request.allowed_workers is None:
+            self._look_by_taints(request, NO_SLOT, &found)
+            return found.any
+        return self._usable(request, NO_SLOT) > 0
+
+    cdef slot_t _usable(self, Request request, slot_t pin) except -1:
+        """Ranks that a request may use and that are not gone, in canonical order, into `candidates`. Returns how many."""
+        cdef slot_t count, i
+        cdef slot_t kept = 0
+        self._reserve()
+        if pin != NO_SLOT:
+            if self._gone(pin) or not self._fits(request, self.fleet.workers.ranks[pin].worker):
+                return 0
+            self.candidates[0] = pin
+            return 1
+        count = self.fleet.workers.ranks_of(request.allowed_workers, request.required_taints, self.candidates)
         for i in range(count):
-            best = max(best, depth[ranks[i]])
-        self._forget_overlap(request)
-        return effective_cached_tokens(best, row.prompt, self.block_size)
+            if self.fleet.ledger.loads[self.candidates[i]].state != RANK_GONE:
+                self.candidates[kept] = self.candidates[i]
+                kept += 1
+        return kept
 
     cdef bint may_use(self, slot_t slot, slot_t rank):
-        """Whether a request without a pin may be placed on a present rank."""
+        """Whether a waiting request without a pin may be placed on a present rank."""
         cdef Request request = self.requests.request(slot)
         if request.allowed_workers is not None:
             if self.fleet.workers.ranks[rank].worker_id not in request.allowed_workers:
                 return False
         return self._fits(request, self.fleet.workers.ranks[rank].worker)
 
-    cdef bint may_run(self, slot_t class_index, slot_t slot):
-        """The dispatch test of a head (DESIGN D7): O(1) for pins and unconstrained requests."""
-        cdef slot_t pair = self.pair_of[class_index]
-        cdef slot_t pin = self.requests.rows[slot].pin
-        cdef Request request
-        if pair == NO_SLOT:
-            return True
-        request = self.requests.request(slot)
-        if pin != NO_SLOT:
-            if self.fleet.workers.ranks[pin].worker == NO_SLOT or not self.fleet.ledger.busy(pin, pair):
-                return True
-            return not self._fits(request, self.fleet.workers.ranks[pin].worker)
-        if not _constrained(request):
-            return self.fleet.ledger.free[pair] > 0 or self.fleet.workers.present == 0
-        return self._any_free(request, pair) or not self._any_eligible(request)
+    cdef tokens_t best_cached(self, slot_t slot, Request request) except -1:
+        """Cached tokens on the best rank that the request may use; a pin counts its own rank only (DESIGN D1)."""
+        cdef request_t* row = &self.requests.rows[slot]
+        cdef query_t query
+        cdef int64_t best = 0
+        cdef slot_t count, i
+        cdef const slot_t* ranks
+        if request.overlap is None and (row.path_length == 0 or not self.fleet.knows_blocks()):
+            return 0
+        try:
+            self.overlaps.begin(slot, request, False, &query)
+            if row.pin != NO_SLOT or _constrained(request):
+                count = self._usable(request, row.pin)
+                ranks = self.candidates
+            else:
+                count = self.overlaps.count
+                ranks = self.overlaps.ranks
+            for i in range(count):
+                if self.fleet.ledger.loads[ranks[i]].state != RANK_GONE:
+                    best = max(best, cached_tokens(&query, ranks[i]))
+        finally:
+            self.overlaps.end()
+        return min(best, row.prompt)
 
-    cdef bint _any_free(self, Request request, slot_t pair) except -1:
-        """Whether some eligible rank is not busy. O(ranks of the allow-list) or O(taint sets)."""
+    # May it run.
+
+    cdef bint may_run(self, slot_t class_index, slot_t slot) except -1:
+        """The dispatch test of a head (DESIGN D7)."""
+        cdef slot_t pair = self.pair_of[class_index]
+        cdef prospects_t found
+        if pair == NO_SLOT and not self.strict:
+            return True
+        self._look(slot, self.requests.request(slot), pair, &found)
+        if found.runs or not found.any or not found.holds:
+            return True
+        return not (found.open or found.leased or self.sits_out)
+
+    cdef object overload(self, slot_t slot):
+        """The reason to give up a waiting request because all its ranks are overloaded, or None."""
+        cdef prospects_t found
+        self._look(slot, self.requests.request(slot), NO_SLOT, &found)
+        if not found.any or found.open or found.leased:
+            return None
+        if self.requests.rows[slot].pin != NO_SLOT:
+            return RejectReason.PINNED_WORKER_OVERLOADED
+        return RejectReason.ALL_ELIGIBLE_OVERLOADED
+
+    cdef int _look(self, slot_t slot, Request request, slot_t pair, prospects_t* found) except -1:
+        """What the ranks are like that a live request may use; pair: thresholds of its class."""
+        cdef slot_t pin = self.requests.rows[slot].pin
+        cdef slot_t count, i, rank
+        cdef int64_t needed
+        cdef load_t* load
+        if pin == NO_SLOT and not _constrained(request):
+            return self._look_anywhere(slot, request, pair, found)
+        if pin == NO_SLOT and request.allowed_workers is None and not self.strict:
+            return self._look_by_taints(request, pair, found)
+        count = self._usable(request, pin)
+        needed = self._needed(request)
+        found[0] = prospects_t(any=count > 0, runs=False, open=False, leased=False, holds=not self.strict)
+        self._match_active(slot)
+        for i in range(count):
+            rank = self.candidates[i]
+            load = &self.fleet.ledger.loads[rank]
+            found.leased = found.leased or load.state == RANK_LEASED
+            found.holds = found.holds or needed <= load.max_blocks
+            if load.state == RANK_OPEN:
+                found.open = True
+                found.runs = found.runs or self._takes(rank, pair, needed)
+        return 0
+
+    cdef int _look_anywhere(self, slot_t slot, Request request, slot_t pair, prospects_t* found) except -1:
+        """For a request that may use every rank: from counters; under strict capacity from the roomiest rank."""
+        cdef Ledger ledger = self.fleet.ledger
+        cdef int64_t needed
+        cdef slot_t i
+        found.open = ledger.in_state[<int>RANK_OPEN] > 0
+        found.leased = ledger.in_state[<int>RANK_LEASED] > 0
+        found.any = found.open or found.leased or ledger.in_state[<int>RANK_OVERLOADED] > 0
+        found.holds = True
+        if not self.strict:
+            found.runs = found.open if pair == NO_SLOT else ledger.free[pair] > 0
+            return 0
+        needed = self._needed(request)
+        found.holds = needed <= self._largest_rank()
+        self._rank()
+        found.runs = self.standings.most_room(pair) >= needed
+        if not found.runs:
+            # Blocks that it would share with what runs there are not needed twice.
+            self._match_active(slot)
+            for i in range(ledger.active.index.matches):
+                found.runs = found.runs or self._takes(ledger.active.index.matched[i], pair, needed)
+        return 0
+
+    cdef int _look_by_taints(self, Request request, slot_t pair, prospects_t* found) except -1:
+        """For a request with nothing but required taints, under advisory capacity: from counters per taint set."""
         cdef const unsigned char* fits = self.fleet.workers.taints.satisfying(request.required_taints)
-        cdef slot_t worker, i
-        cdef uint32_t j
-        cdef worker_t* row
-        if request.allowed_workers is None:
-            for i in range(self.fleet.workers.taints.size()):
-                if fits[i] and self.fleet.ledger.free_of[i * self.fleet.ledger.pairs + pair] > 0:
-                    return True
+        cdef Ledger ledger = self.fleet.ledger
+        cdef slot_t number
+        found[0] = prospects_t(any=False, runs=False, open=False, leased=False, holds=True)
+        for number in range(self.fleet.workers.taints.size()):
+            if fits[number]:
+                found.open = found.open or ledger.in_state_of[number * RANK_STATES + <int>RANK_OPEN] > 0
+                found.leased = found.leased or ledger.in_state_of[number * RANK_STATES + <int>RANK_LEASED] > 0
+                found.any = found.any or ledger.in_state_of[number * RANK_STATES + <int>RANK_OVERLOADED] > 0
+                if pair != NO_SLOT:
+                    found.runs = found.runs or ledger.free_of[number * ledger.pairs + pair] > 0
+        found.any = found.any or found.open or found.leased
+        return 0
+
+    cdef int _match_active(self, slot_t slot) except -1:
+        """What of a request runs on each rank already, where that matters to whether it may run."""
+        if self.strict:
+            self.fleet.ledger.active.index.match(
+                self.requests.rows[slot].sequence, self.requests.rows[slot].sequence_length,
+                self.requests.rows[slot].serial)
+        return 0
+
+    cdef bint _takes(self, slot_t rank, slot_t pair, int64_t needed) noexcept:
+        """Whether a rank would take a request now that needs so many blocks; after _match_active."""
+        cdef Ledger ledger = self.fleet.ledger
+        if ledger.loads[rank].state != RANK_OPEN or (pair != NO_SLOT and ledger.busy(rank, pair)):
             return False
-        for worker_id in request.allowed_workers:
-            worker = self.fleet.workers.find(worker_id)
-            if worker != NO_SLOT and fits[self.fleet.workers.workers[worker].taints]:
-                row = &self.fleet.workers.workers[worker]
-                for j in range(row.dp_size):
-                    if not self.fleet.ledger.busy(row.ranks[j], pair):
-                        return True
+        return not self.strict or has_room(&ledger.loads[rank], needed - ledger.active.index.depth[rank])
+
+    # Strict capacity.
+
+    cdef int64_t _needed(self, Request request) except -1:
+        """Blocks of its prompt and of its expected output."""
+        return prompt_blocks(request.prompt_tokens, self.block_size) + output_blocks(request, self.block_size)
+
+    cdef bint _could_hold(self, Request request, slot_t pin) except -1:
+        """Whether some rank that it may use could ever hold it."""
+        cdef int64_t needed = self._needed(request)
+        cdef slot_t count, i
+        if pin == NO_SLOT and not _constrained(request):
+            return needed <= self._largest_rank()
+        count = self._usable(request, pin)
+        for i in range(count):
+            if needed <= self.fleet.ledger.loads[self.candidates[i]].max_blocks:
+                return True
         return False
+
+    cdef int64_t _largest_rank(self) noexcept:
+        """Most blocks that any rank can hold which is not gone. O(ranks) after a change of the fleet, else O(1)."""
+        cdef slot_t i
+        cdef load_t* load
+        if self._largest_version != self.fleet.version:
+            self._largest_version = self.fleet.version
+            self._largest = -1
+            for i in range(self.fleet.workers.present):
+                load = &self.fleet.ledger.loads[self.fleet.workers.order[i]]
+                if load.state != RANK_GONE:
+                    self._largest = max(self._largest, load.max_blocks)
+        return self._largest
+
+    # Where.
 
     cdef object decide(self, slot_t slot, Request request, uint64_t* generator, slot_t* chosen):
         """The Dispatch that the request would get now, and its rank; or the RejectReason, and NO_SLOT.
 
-        The Dispatch lacks what only the scheduler knows: attempt and wait_ns. Draws iff two or more ranks tie.
+        The Dispatch lacks what only the scheduler knows: attempt and wait_ns. Draws as DESIGN D8 says.
         """
-        cdef request_t* row = &self.requests.rows[slot]
         cdef query_t query
-        cdef slot_t* candidates = self.fleet.workers.order
-        cdef slot_t count = self.fleet.workers.present
-        cdef slot_t ties
         chosen[0] = NO_SLOT
-        if count == 0:
+        if self.fleet.workers.present == 0:
             return RejectReason.NO_WORKERS
-        self._reserve()
-        if row.pin != NO_SLOT:
-            if self.fleet.workers.ranks[row.pin].worker == NO_SLOT:
-                return RejectReason.PINNED_WORKER_UNAVAILABLE
-            candidates = &row.pin
-            count = self._fits(request, self.fleet.workers.ranks[row.pin].worker)
-        elif _constrained(request):
-            count = self.fleet.workers.ranks_of(request.allowed_workers, request.required_taints, self._allowed)
-            candidates = self._allowed
+        try:
+            self.overlaps.begin(slot, request, True, &query)
+            chosen[0] = self._choose(slot, request, &query, generator)
+            if chosen[0] == NO_SLOT:
+                return self._nowhere(slot, request)
+            return self._dispatch(slot, request, chosen[0], &query)
+        finally:
+            self.overlaps.end()
+
+    cdef slot_t _choose(self, slot_t slot, Request request, const query_t* query, uint64_t* generator) except -2:
+        """The rank to take, or NO_SLOT."""
+        cdef slot_t count
+        if (self.fleet.workers.present >= RANKED_FROM and not self.strict and not _constrained(request)
+                and self.requests.rows[slot].pin == NO_SLOT and self.fleet.ledger.in_state[<int>RANK_OPEN] > 0):
+            self._rank()
+            if self.standings.serves(query):
+                return self.standings.cheapest(query, self.overlaps.ranks, self.overlaps.count, generator)
+        count = self.eligible(slot, request)
         if count == 0:
-            return RejectReason.NO_ELIGIBLE_WORKER
-        query.prompt = row.prompt
-        query.block_size = self.block_size
-        query.sequence_length = row.sequence_length
-        query.track_prefill = row.track_prefill
-        query.cached = self._overlap(slot, request)
-        self.fleet.ledger.active.match(row.sequence, row.sequence_length, row.serial)
-        query.active = self.fleet.ledger.active.depth
-        ties = cheapest(self.fleet.ledger.loads, candidates, count, &query, self._tied)
-        chosen[0] = self._tied[draw(generator, ties) if ties > 1 else 0]
-        action = self._dispatch(slot, chosen[0], &query)
-        self._forget_overlap(request)
-        return action
+            return NO_SLOT
+        return choose(self.fleet.ledger.loads, self.candidates, count, query, generator, self._tied, self._costs)
+
+    cdef slot_t eligible(self, slot_t slot, Request request) except -1:
+        """Ranks that would take a classified request now, in canonical order, into `candidates`. Returns how many."""
+        cdef slot_t count = self._usable(request, self.requests.rows[slot].pin)
+        cdef slot_t pair = self.pair_of[self.requests.rows[slot].class_index] if self.strict else NO_SLOT
+        cdef int64_t needed = self._needed(request)
+        cdef slot_t kept = 0
+        cdef slot_t i
+        self._match_active(slot)
+        for i in range(count):
+            if self._takes(self.candidates[i], pair, needed):
+                self.candidates[kept] = self.candidates[i]
+                kept += 1
+        return kept
+
+    cdef object _nowhere(self, slot_t slot, Request request):
+        """Why no rank takes a request that has been popped."""
+        cdef slot_t pin = self.requests.rows[slot].pin
+        cdef slot_t count, i
+        if pin != NO_SLOT and self._gone(pin):
+            return RejectReason.PINNED_WORKER_UNAVAILABLE
+        count = self._usable(request, pin)
+        if count and self.strict and not self._could_hold(request, pin):
+            return RejectReason.TOO_LARGE
+        for i in range(count):
+            if self.fleet.ledger.loads[self.candidates[i]].state == RANK_OVERLOADED:
+                return RejectReason.ALL_ELIGIBLE_OVERLOADED if pin == NO_SLOT else RejectReason.PINNED_WORKER_OVERLOADED
+        if count and pin != NO_SLOT:
+            return RejectReason.PINNED_WORKER_UNAVAILABLE
+        return RejectReason.NO_ELIGIBLE_WORKER
+
+    cdef int _rank(self) except -1:
+        """Bring the standings up to date."""
+        if self._ranked_version != self.fleet.version:
+            self.standings.rebuild(self.fleet.workers.order, self.fleet.workers.present)
+            self._ranked_version = self.fleet.version
+        return self.standings.refresh()
 
     cdef int _reserve(self) except -1:
-        """Scratch for every rank slot."""
+        """Scratch for every present rank."""
         cdef slot_t room = max(16, self._room)
-        cdef slot_t rank
-        if self.fleet.workers.ranks_size <= self._room:
+        if self.fleet.workers.present <= self._room:
             return 0
-        while room < self.fleet.workers.ranks_size:
+        while room < self.fleet.workers.present:
             room *= 2
-        resize(<void**>&self._told, room * sizeof(int32_t))
-        resize(<void**>&self._allowed, room * sizeof(slot_t))
+        resize(<void**>&self.candidates, room * sizeof(slot_t))
         resize(<void**>&self._tied, room * sizeof(slot_t))
-        for rank in range(self._room, room):
-            self._told[rank] = 0
+        resize(<void**>&self._costs, room * sizeof(double))
         self._room = room
         return 0
 
-    cdef const int32_t* _overlap(self, slot_t slot, Request request) except NULL:
-        """By rank: leading blocks cached there (DESIGN D13). Valid until _forget_overlap."""
-        cdef request_t* row = &self.requests.rows[slot]
-        cdef slot_t rank
-        self._reserve()
-        if request.overlap is None:
-            self.fleet.cached.match(row.path, row.path_length if self.indexed else 0, row.serial)
-            return self.fleet.cached.depth
-        for name, blocks in request.overlap.device:
-            rank = self.fleet.workers.find_rank((<Rank>name).worker_id, (<Rank>name).dp_rank)
-            if rank != NO_SLOT:
-                self._told[rank] = blocks
-        return self._told
-
-    cdef int _forget_overlap(self, Request request) except -1:
-        cdef slot_t rank
-        if request.overlap is not None:
-            for name, _ in request.overlap.device:
-                rank = self.fleet.workers.find_rank((<Rank>name).worker_id, (<Rank>name).dp_rank)
-                if rank != NO_SLOT:
-                    self._told[rank] = 0
-        return 0
-
-    cdef Dispatch _dispatch(self, slot_t slot, slot_t rank, const query_t* query):
+    cdef Dispatch _dispatch(self, slot_t slot, Request request, slot_t rank, const query_t* query):
         cdef Dispatch action = Dispatch.__new__(Dispatch)
         cdef request_t* row = &self.requests.rows[slot]
-        action.request_id = self.requests.ids.id_of(slot)
+        action.request_id = request.request_id
         action.worker_id = self.fleet.workers.ranks[rank].worker_id
         action.dp_rank = self.fleet.workers.ranks[rank].dp_rank
         action.class_index = row.class_index
-        action.overlap_blocks = query.cached[rank]
-        action.cached_tokens = effective_cached_tokens(query.cached[rank], row.prompt, self.block_size)
+        action.overlap_blocks = device_blocks(query, rank)
+        action.cached_tokens = min(row.prompt, cached_tokens(query, rank))
         action.prefill_tokens = prefill_delta(row.prompt, action.cached_tokens, row.track_prefill)
         action.potential_decode_blocks = (
             active_blocks(&self.fleet.ledger.loads[rank]) - query.active[rank]

@@ -1,19 +1,21 @@
 """RequestTable: every live request, from arrival to its one end.
 
-Owns id and row of each request, its state, the C copy of its block path, and the two orders that time cares about:
-deadlines of waiting requests (indexed heap) and bookings by their last progress (a list: the time to live is the
-same for all, so the one that progressed longest ago is due first).
+Owns id and row of each request, its state, the C copy of its block path, and the orders that time cares about:
+deadlines of waiting requests and the looks whether all their ranks are overloaded (indexed heaps), and bookings by
+their last progress (a list: the time to live is the same for all, so the one that progressed longest ago is due first).
 
 Never here: queue order (_lanes), load (_ledger), decisions.
 
-Invariants: a row is live iff its id is in `ids`; exactly the waiting rows with a deadline are in the heap; exactly
+Invariants: a row is live iff its id is in `ids`; exactly the waiting rows with a deadline, or
+with a look to come, are in that heap; exactly
 the running and evicted rows of a timed table are in the list, whose progress_ns never falls from oldest to newest,
 equal ones by attempt.
 """
 from cpython.long cimport PyLong_AsUnsignedLongLong
 from libc.stdlib cimport free, malloc
-from kvcore._heap cimport heap_free, heap_init, heap_push, heap_remove, key_t
+from kvcore._heap cimport heap_free, heap_init, heap_push, heap_remove, heap_reserve, key_t
 from kvcore._types cimport NEVER_NS, NO_SLOT, resize
+from kvcore.request cimport output_blocks, prompt_blocks
 
 
 cdef class RequestTable:
@@ -23,6 +25,7 @@ cdef class RequestTable:
         self.ids = SlotTable()
         self._requests = []
         heap_init(&self._deadlines)
+        heap_init(&self._looks)
         self._oldest = NO_SLOT
         self._newest = NO_SLOT
 
@@ -33,7 +36,9 @@ cdef class RequestTable:
                 free(self.rows[slot].path)
         free(self.rows)
         free(self._deadline_pos)
+        free(self._look_pos)
         heap_free(&self._deadlines)
+        heap_free(&self._looks)
 
     cdef slot_t find(self, str request_id):
         """Row of a live request, or NO_SLOT."""
@@ -50,7 +55,15 @@ cdef class RequestTable:
         return <Request>self._requests[slot]
 
     cdef slot_t open(self, Request request, ns_t now_ns, int64_t block_size) except -1:
-        """A row for a request whose id is not live; state FREE until the owner stores it.
+        """A row for a request whose id is not live; state FREE until the owner stores it."""
+        return self._open(request, request.request_id, now_ns, block_size)
+
+    cdef slot_t open_unnamed(self, Request request, ns_t now_ns, int64_t block_size) except -1:
+        """A row that no id finds, for a request that is only thought of."""
+        return self._open(request, object(), now_ns, block_size)
+
+    cdef slot_t _open(self, Request request, object name, ns_t now_ns, int64_t block_size) except -1:
+        """A row under this name.
 
         Makes room and copies the path first, so that a MemoryError leaves nothing behind.
         """
@@ -62,7 +75,7 @@ cdef class RequestTable:
         self._grow(self.ids.size + 1)
         path = _copied(request.block_hashes, request.sequence_hashes)
         try:
-            slot = self.ids.add(request.request_id)
+            slot = self.ids.add(name)
         except MemoryError:
             free(path)
             raise
@@ -86,13 +99,15 @@ cdef class RequestTable:
         else:
             row.sequence = path + blocks
             row.sequence_length = <int32_t>extra
+        row.outside = prompt_blocks(row.prompt, block_size) - row.sequence_length
+        row.reserve = output_blocks(request, block_size)
         return slot
 
     cdef int close(self, slot_t slot) except -1:
         """The request has ended: the row is free, its id may be used again."""
         cdef request_t* row = &self.rows[slot]
         if row.state == STATE_WAITING:
-            self.forget_deadline(slot)
+            self.stop_waiting(slot)
         elif row.state != STATE_FREE:
             self._unlink(slot)
         row.state = STATE_FREE
@@ -102,26 +117,45 @@ cdef class RequestTable:
         self.ids.remove(slot)
         return 0
 
-    cdef int start_waiting(self, slot_t slot, uint64_t seq) except -1:
-        """The request waits from now on; its deadline counts."""
+    cdef int start_waiting(self, slot_t slot, uint64_t seq, ns_t look_ns) except -1:
+        """The request waits from now on; its deadline counts, and its first look (NEVER_NS: there is none)."""
         cdef key_t key
         cdef request_t* row = &self.rows[slot]
+        key.tier = 0
+        key.second = 0
+        key.seq = seq
+        if look_ns != NEVER_NS:
+            heap_reserve(&self._looks, self._looks.size + 1)
         if row.deadline_ns != NEVER_NS:
-            key.tier = 0
             key.first = row.deadline_ns
-            key.second = 0
-            key.seq = seq
             heap_push(&self._deadlines, &key, slot, self._deadline_pos)
+        row.look_ns = look_ns
+        if look_ns != NEVER_NS:
+            key.first = look_ns
+            heap_push(&self._looks, &key, slot, self._look_pos)
         row.state = STATE_WAITING
         return 0
 
-    cdef void forget_deadline(self, slot_t slot) noexcept:
+    cdef int look_again(self, slot_t slot, ns_t look_ns) except -1:
+        """The look that was due first has been taken; the next one."""
+        cdef key_t key = self._looks.nodes[0].key
+        heap_remove(&self._looks, slot, self._look_pos)
+        self.rows[slot].look_ns = look_ns
+        if look_ns != NEVER_NS:
+            key.first = look_ns
+            heap_push(&self._looks, &key, slot, self._look_pos)
+        return 0
+
+    cdef void stop_waiting(self, slot_t slot) noexcept:
+        """Forget its deadline and its looks."""
         if self.rows[slot].deadline_ns != NEVER_NS:
             heap_remove(&self._deadlines, slot, self._deadline_pos)
+        if self.rows[slot].look_ns != NEVER_NS:
+            heap_remove(&self._looks, slot, self._look_pos)
 
     cdef int start_running(self, slot_t slot, int64_t attempt, ns_t now_ns) except -1:
         """The waiting request has been booked."""
-        self.forget_deadline(slot)
+        self.stop_waiting(slot)
         self.rows[slot].state = STATE_RUNNING
         self.rows[slot].attempt = attempt
         self._requests[slot] = None
@@ -138,6 +172,12 @@ cdef class RequestTable:
 
     cdef slot_t first_deadline(self) noexcept:
         return self._deadlines.nodes[0].item
+
+    cdef ns_t first_look_ns(self) noexcept:
+        return <ns_t>self._looks.nodes[0].key.first if self._looks.size else NEVER_NS
+
+    cdef slot_t first_look(self) noexcept:
+        return self._looks.nodes[0].item
 
     cdef ns_t first_progress_ns(self) noexcept:
         """Progress time of the timer that is due first, NEVER_NS if none runs."""
@@ -192,6 +232,7 @@ cdef class RequestTable:
             return 0
         self._requests.extend([None] * (capacity - len(self._requests)))
         resize(<void**>&self._deadline_pos, capacity * sizeof(int32_t))
+        resize(<void**>&self._look_pos, capacity * sizeof(int32_t))
         resize(<void**>&self.rows, capacity * sizeof(request_t))
         for slot in range(self._capacity, capacity):
             self.rows[slot].path = NULL

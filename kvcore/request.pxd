@@ -79,6 +79,11 @@ cdef inline tokens_t prefill_delta(tokens_t prompt_tokens, tokens_t cached_token
     return prompt_tokens - cached_tokens if track_prefill else 0
 
 
+cdef inline int64_t output_blocks(Request request, int64_t block_size) except -1:
+    """Blocks that its answer is expected to need, 0 if nobody has said."""
+    return 0 if request.expected_output_tokens is None else ceil_div(request.expected_output_tokens, block_size)
+
+
 cdef inline int64_t prompt_blocks(tokens_t prompt_tokens, int64_t block_size) noexcept nogil:
     """Blocks that the prompt occupies, the partial tail included."""
     return ceil_div(prompt_tokens, block_size)

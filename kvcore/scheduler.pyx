@@ -18,38 +18,30 @@ from kvcore._accept cimport accept
 from kvcore._backlog cimport Backlog
 from kvcore._drr cimport LIMIT_NONE, PolicyQueue, limit_t
 from kvcore._fleet cimport Fleet
+from kvcore._forecast cimport Forecast
 from kvcore._inspect cimport Inspector
-from kvcore._lanes cimport ClassQueue
-from kvcore._placement cimport Placement
+from kvcore._placement cimport Placement, runs_now
 from kvcore._requests cimport STATE_EVICTED, STATE_RUNNING, STATE_WAITING, RequestTable, request_t
+from kvcore._tables cimport Tables
 from kvcore._types cimport (
     DEBUG_CHECKS, FRACTION_ONE, NEVER_NS, NO_SLOT, NS_END, int32_t, int64_t, ns_t, slot_t, uint64_t)
 from kvcore.actions cimport Dispatch, Reject, make_evict, make_ignored, make_park, make_reject
 from kvcore.events cimport (
-    BlocksCleared, BlocksRemoved, BlocksStored, Event, OutputBlockAdded, PrefillCompleted, RequestArrived,
-    RequestCancelled, RequestFinished, TimerFired, WorkerRemoved, WorkerUpserted)
+    BlocksCleared, BlocksRemoved, BlocksStored, Event, LoadReported, OutputBlockAdded, PrefillCompleted,
+    RequestArrived, RequestCancelled, RequestFinished, TimerFired, WorkerRemoved, WorkerStatusChanged, WorkerUpserted)
 from kvcore.request cimport Request
 
-from kvcore._inspect import LOAD_DTYPE
+from kvcore._tables import LOAD_DTYPE, POTENTIAL_DTYPE
 from kvcore.actions import EvictReason, IgnoredReason, ParkReason, RejectReason
-from kvcore.config import IndexMode, SchedulerConfig
+from kvcore.config import SchedulerConfig
 from kvcore.events import Outcome
 
-__all__ = ["LOAD_DTYPE", "Scheduler"]
+__all__ = ["LOAD_DTYPE", "POTENTIAL_DTYPE", "Scheduler"]
 
 cdef object QUEUED = ParkReason.QUEUED
 cdef object STALE = IgnoredReason.STALE
 cdef object COMPLETED = Outcome.COMPLETED
 cdef tuple NOTHING = ()
-
-
-cdef bint may_run(void* scheduler, slot_t class_index, slot_t slot) noexcept:
-    """The dispatch test that the queue asks for its heads. What it raises is raised once the queue is done."""
-    try:
-        return (<Scheduler>scheduler).placement.may_run(class_index, slot)
-    except MemoryError as error:
-        (<Scheduler>scheduler).failure = error
-        return False
 
 
 @cython.final
@@ -69,11 +61,12 @@ cdef class Scheduler:
     cdef Backlog backlog
     cdef PolicyQueue queue                 # the backlog's
     cdef Inspector inspector
+    cdef Tables tables
+    cdef Forecast forecast
     cdef ns_t now_ns
     cdef uint64_t generator
     cdef int64_t next_attempt
     cdef int64_t steps                     # counted in debug builds only
-    cdef object failure                    # what a dispatch test has raised
     cdef bint stepping
     cdef bint poisoned
 
@@ -93,12 +86,14 @@ cdef class Scheduler:
             else (item.prefill_busy_threshold, item.prefill_busy_threshold_frac) for item in profile.classes]
         distinct = list(dict.fromkeys(pair for pair in thresholds if pair is not None))
         self.requests = RequestTable(config.booking_ttl_ns is not None)
-        self.fleet = Fleet(distinct, config.index is IndexMode.EVENTS)
+        self.fleet = Fleet(config, distinct)
         self.placement = Placement(
             self.fleet, self.requests, config, [None if pair is None else distinct.index(pair) for pair in thresholds])
-        self.backlog = Backlog(profile, self.requests, self.fleet, self.placement)
+        self.backlog = Backlog(config, self.requests, self.fleet, self.placement)
         self.queue = self.backlog.queue
         self.inspector = Inspector(profile, self.requests, self.queue, self.fleet)
+        self.tables = Tables(self.fleet, self.placement)
+        self.forecast = Forecast(self.requests, self.backlog, self.placement, self.tables, self.block_size)
 
     # The door.
 
@@ -113,7 +108,7 @@ cdef class Scheduler:
     @property
     def next_deadline_ns(self):
         """When the core next wants a step if nothing else happens: a time, or None. O(1)."""
-        cdef ns_t due_ns = min(self.requests.first_deadline_ns(), self._first_expiry_ns())
+        cdef ns_t due_ns = min(self._first_due_ns(), self.fleet.next_due_ns(self.queue.size > 0))
         return None if due_ns >= NS_END else due_ns
 
     cdef tuple _run(self, tuple events):
@@ -170,6 +165,10 @@ cdef class Scheduler:
                 return self._on_worker_upserted(<WorkerUpserted>event, out)
             case WorkerRemoved():
                 return self._on_worker_removed(<WorkerRemoved>event, out)
+            case WorkerStatusChanged():
+                return self._note(self._on_status_changed(<WorkerStatusChanged>event))
+            case LoadReported():
+                return self._note(self._on_load_reported(<LoadReported>event))
         raise AssertionError(f"accepted but not applied: {event!r}")
 
     cdef int _check_invariants(self) except -1:
@@ -177,7 +176,7 @@ cdef class Scheduler:
         self.steps += 1
         if self.requests.ids.count() > 64 and self.steps & 1023:
             return 0
-        faults = self.inspector.audit() + self.backlog.faults(may_run, <void*>self)
+        faults = self.inspector.audit() + self.backlog.faults(runs_now, <void*>self.placement)
         if faults:
             raise AssertionError("; ".join(faults))
         return 0
@@ -188,31 +187,47 @@ cdef class Scheduler:
         cdef ns_t progress_ns = self.requests.first_progress_ns()
         return NEVER_NS if progress_ns == NEVER_NS or self.ttl_ns == NEVER_NS else progress_ns + self.ttl_ns
 
+    cdef ns_t _first_due_ns(self) noexcept:
+        """When time next does something to a request."""
+        return min(self.requests.first_deadline_ns(), self.requests.first_look_ns(), self._first_expiry_ns())
+
     cdef int _advance(self, ns_t now_ns, list out) except -1:
-        """Apply everything due at or before now_ns, in the order (due time, kind, seq or attempt)."""
-        cdef ns_t deadline_ns, expiry_ns
-        cdef slot_t slot
-        self.now_ns = now_ns
-        while True:
-            deadline_ns = self.requests.first_deadline_ns()
-            expiry_ns = self._first_expiry_ns()
-            if min(deadline_ns, expiry_ns) > now_ns:
-                return 0
-            if deadline_ns <= expiry_ns:
-                slot = self.requests.first_deadline()
-                self.backlog.remove(slot)
-                self._reject(slot, self.backlog.refused(slot, RejectReason.DEADLINE_EXPIRED), out)
-                continue
-            slot = self.requests.first_progress()
-            if self.requests.rows[slot].state == STATE_RUNNING:
-                self._evict(slot, EvictReason.BOOKING_EXPIRED, expiry_ns, out)
+        """Apply everything due at or before now_ns, in the order (due time, kind, seq or attempt); ranks first."""
+        cdef ns_t due_ns = self._first_due_ns()
+        while due_ns <= now_ns:
+            self.fleet.advance(due_ns)
+            self.now_ns = due_ns
+            if due_ns == self.requests.first_deadline_ns():
+                self._give_up(self.requests.first_deadline(), RejectReason.DEADLINE_EXPIRED, out)
+            elif due_ns == self.requests.first_look_ns():
+                self._look(self.requests.first_look(), out)
             else:
-                self._end(slot, False)
+                self._expire(self.requests.first_progress(), out)
+            due_ns = self._first_due_ns()
+        self.fleet.advance(now_ns)
+        self.now_ns = now_ns
+        return 0
+
+    cdef int _give_up(self, slot_t slot, object reason, list out) except -1:
+        """A waiting request has waited too long."""
+        self.backlog.remove(slot)
+        return self._reject(slot, self.backlog.refused(slot, self.requests.ids.id_of(slot), reason), out)
+
+    cdef int _look(self, slot_t slot, list out) except -1:
+        """A waiting request is looked at: are all its ranks overloaded? (DESIGN D7)."""
+        reason = self.placement.overload(slot)
+        return self.backlog.look_again(slot) if reason is None else self._give_up(slot, reason, out)
+
+    cdef int _expire(self, slot_t slot, list out) except -1:
+        """A booking has made no progress for too long, or an eviction has not been answered."""
+        if self.requests.rows[slot].state == STATE_RUNNING:
+            return self._evict(slot, EvictReason.BOOKING_EXPIRED, out)
+        return self._end(slot, False)
 
     # Requests before they run.
 
     cdef int _on_arrived(self, Request request, list out) except -1:
-        cdef slot_t slot, class_index
+        cdef slot_t slot
         cdef int64_t current = 0
         cdef int64_t bound = 0
         cdef limit_t kind = LIMIT_NONE
@@ -224,16 +239,16 @@ cdef class Scheduler:
             return 0
         slot = self.requests.open(request, self.now_ns, self.block_size)
         self.backlog.classify(slot, request)
-        class_index = self.requests.rows[slot].class_index
         self.inspector.unknown_names += not self.backlog.knows(request.policy_class)
         if self.requests.rows[slot].may_wait:
-            kind = self.queue.limit_hit(class_index, self.fleet.workers.count(), &current, &bound)
+            kind = self.backlog.limit_hit(slot, &current, &bound)
             if kind != LIMIT_NONE:
                 # What single steps would have run must not be refused because a batch has not decided yet.
                 self._settle(out)
-                kind = self.queue.limit_hit(class_index, self.fleet.workers.count(), &current, &bound)
+                kind = self.backlog.limit_hit(slot, &current, &bound)
         if kind != LIMIT_NONE:
-            return self._reject(slot, self.backlog.queue_full(slot, kind, current, bound), out)
+            return self._reject(
+                slot, self.backlog.queue_full(slot, request.request_id, kind, current, bound), out)
         return self.backlog.store(slot)
 
     cdef object _refusal(self, Request request):
@@ -253,7 +268,7 @@ cdef class Scheduler:
         if self.requests.rows[slot].state == STATE_WAITING:
             self.backlog.remove(slot)
         elif self.requests.rows[slot].state == STATE_RUNNING:
-            self._release(slot)
+            self._release(slot, False)
         return self._end(slot, False)
 
     cdef slot_t _running(self, str request_id, int64_t attempt):
@@ -277,8 +292,7 @@ cdef class Scheduler:
         if event.decay_fraction is not None:
             weight = <int32_t>floor(<double>event.decay_fraction * FRACTION_ONE + 0.5)
         self.requests.touch(slot, self.now_ns)
-        self.fleet.ledger.add_output(
-            slot, weight, self.requests.rows[slot].sequence, self.requests.rows[slot].sequence_length)
+        self.fleet.ledger.add_output(slot, weight)
         return 0
 
     cdef int _on_finished(self, RequestFinished event, list out) except -1:
@@ -286,7 +300,7 @@ cdef class Scheduler:
         if slot == NO_SLOT:
             return self._ignore(event.request_id, event.attempt, out)
         if self.requests.rows[slot].state == STATE_RUNNING:
-            self._release(slot)
+            self._release(slot, event.outcome is COMPLETED)
         return self._end(slot, event.outcome is COMPLETED)
 
     cdef int _ignore(self, str request_id, int64_t attempt, list out) except -1:
@@ -294,14 +308,16 @@ cdef class Scheduler:
         out.append(make_ignored(request_id, attempt, STALE))
         return 0
 
-    cdef void _release(self, slot_t slot) noexcept:
-        self.fleet.release(slot, self.requests.rows[slot].sequence, self.requests.rows[slot].sequence_length)
+    cdef int _release(self, slot_t slot, bint completed) except -1:
+        self.fleet.touch(slot, self.requests.rows[slot].path, self.requests.rows[slot].path_length)
+        self.fleet.release(slot, completed)
+        return 0
 
-    cdef int _evict(self, slot_t slot, object reason, ns_t at_ns, list out) except -1:
+    cdef int _evict(self, slot_t slot, object reason, list out) except -1:
         cdef slot_t rank = self.fleet.ledger.bookings[slot].rank
-        self._release(slot)
+        self.fleet.release(slot, False)
         self.requests.rows[slot].state = STATE_EVICTED
-        self.requests.touch(slot, at_ns)
+        self.requests.touch(slot, self.now_ns)
         self.inspector.evicted += 1
         out.append(make_evict(self.requests.ids.id_of(slot), self.requests.rows[slot].attempt,
                               self.fleet.workers.ranks[rank].worker_id, reason))
@@ -343,17 +359,30 @@ cdef class Scheduler:
         cdef slot_t slot
         slots = [(self.requests.rows[<slot_t>s].attempt, s) for s in self.fleet.bookings_on(ranks)]
         for _, slot in sorted(slots):
-            self._evict(slot, EvictReason.WORKER_REMOVED, self.now_ns, out)
+            self._evict(slot, EvictReason.WORKER_REMOVED, out)
         return self.fleet.drop_ranks(ranks)
 
     cdef bint _on_blocks_stored(self, BlocksStored event) except -1:
-        return self.fleet.store_blocks(event.worker_id, event.dp_rank, event.incarnation, event.block_hashes)
+        return self.fleet.store_blocks(
+            event.worker_id, event.dp_rank, event.incarnation, event.tier, event.block_hashes)
 
     cdef bint _on_blocks_removed(self, BlocksRemoved event) except -1:
-        return self.fleet.remove_blocks(event.worker_id, event.dp_rank, event.incarnation, event.block_hashes)
+        return self.fleet.remove_blocks(
+            event.worker_id, event.dp_rank, event.incarnation, event.tier, event.block_hashes)
 
     cdef bint _on_blocks_cleared(self, BlocksCleared event) except -1:
-        return self.fleet.clear_blocks(event.worker_id, event.dp_rank, event.incarnation)
+        return self.fleet.clear_blocks(
+            event.worker_id, event.dp_rank, event.incarnation, -1 if event.tier is None else event.tier)
+
+    cdef bint _on_status_changed(self, WorkerStatusChanged event) except -1:
+        cdef ns_t end_ns = NEVER_NS if event.lease_ns is None else self.now_ns + <ns_t>event.lease_ns
+        return self.fleet.set_mark(
+            event.worker_id, event.incarnation, event.source, event.available, event.overloaded, end_ns)
+
+    cdef bint _on_load_reported(self, LoadReported event) except -1:
+        return self.fleet.report(
+            event.worker_id, event.dp_rank, event.incarnation, event.sequence, event.prefill_tokens, event.blocks,
+            event.requests)
 
     # Decisions.
 
@@ -365,17 +394,19 @@ cdef class Scheduler:
         cdef slot_t slot
         self.backlog.recheck()
         while True:
-            slot = self.queue.pop(may_run, <void*>self)
-            if self.failure is not None:
-                raise self.failure
+            slot = self.queue.pop(runs_now, <void*>self.placement)
+            if self.placement.failure is not None:
+                raise self.placement.failure
             if slot != NO_SLOT:
                 self._place(slot, out)
+                if self.fleet.changes:
+                    self.backlog.recheck()
                 continue
             slot = self.backlog.next_leftover()
             if slot == NO_SLOT:
                 return 0
             self.backlog.remove(slot)
-            self._reject(slot, self.backlog.would_queue(slot), out)
+            self._reject(slot, self.backlog.would_queue(slot, self.requests.ids.id_of(slot)), out)
 
     cdef int _place(self, slot_t slot, list out) except -1:
         """The one path to a booking: project, select, book, Dispatch; or the reason why not."""
@@ -387,9 +418,13 @@ cdef class Scheduler:
         if row.pin != NO_SLOT:
             self.fleet.workers.unpin(row.pin)
         if rank == NO_SLOT:
-            return self._reject(slot, self.backlog.refused(slot, answer), out)
+            return self._reject(slot, self.backlog.refused(slot, self.requests.ids.id_of(slot), answer), out)
         action = self._stamp(<Dispatch>answer, slot)
-        self.fleet.ledger.book(slot, rank, action.prefill_tokens, row.sequence, row.sequence_length)
+        self.fleet.ledger.book(
+            slot, rank, action.prefill_tokens, row.sequence, row.sequence_length, row.outside, row.reserve)
+        self.fleet.touch(slot, row.path, row.path_length)
+        if self.fleet.strict and row.sequence_length:
+            self.fleet.note(rank)              # who shares its blocks needs less room there from now on
         self.requests.start_running(slot, action.attempt, self.now_ns)
         self.queue.charge(class_index, self.now_ns, self.queue.waiting.rows[slot].cost)
         self.next_attempt += 1
@@ -420,48 +455,25 @@ cdef class Scheduler:
         Raises InvalidEvent as `step` would. Ties are broken with a copy of the generator. Where max_overtake_tokens
         lets an older request go first, the answer is that of one that waits, even if both would run in that step.
         """
-        cdef slot_t slot
         self._check_owner()
         accept((RequestArrived(self.now_ns, request),), self.now_ns, self.block_size)
         reason = self._refusal(request)
         if reason is not None:
             return make_reject(request.request_id, reason, -1)
-        slot = self.requests.open(request, self.now_ns, self.block_size)
-        try:
-            return self._foresee(slot, request)
-        finally:
-            self.requests.close(slot)
-
-    cdef object _foresee(self, slot_t slot, Request request):
-        cdef request_t* row
-        cdef uint64_t generator = self.generator
-        cdef int64_t current = 0
-        cdef int64_t bound = 0
-        cdef limit_t kind = LIMIT_NONE
-        cdef slot_t rank = NO_SLOT
-        cdef ClassQueue queue
-        cdef bint runs
-        self.backlog.classify(slot, request)
-        row = &self.requests.rows[slot]
-        if row.may_wait:
-            kind = self.queue.limit_hit(row.class_index, self.fleet.workers.count(), &current, &bound)
-            if kind != LIMIT_NONE:
-                return self.backlog.queue_full(slot, kind, current, bound)
-        # Between steps nothing that waits may run: the newcomer runs iff its class, with it, would serve it next.
-        queue = self.queue.queue(row.class_index)
-        queue.push(slot, row.pin)
-        runs = queue.candidate(may_run, <void*>self) == slot
-        queue.remove(slot)
-        if runs:
-            answer = self.placement.decide(slot, request, &generator, &rank)
-            return self.backlog.refused(slot, answer) if rank == NO_SLOT else self._stamp(answer, slot)
-        if row.may_wait:
-            return make_park(request.request_id, row.class_index, QUEUED)
-        return self.backlog.would_queue(slot)
+        return self.forecast.answer(request, self.now_ns, self.generator, self.next_attempt)
 
     def loads(self):
         """Load of every rank in canonical order: numpy structured array of LOAD_DTYPE, shape (ranks,). O(ranks)."""
-        return self.inspector.loads()
+        return self.tables.loads()
+
+    def potential_loads(self, Request request not None, /):
+        """What every rank would look like with this request: array of POTENTIAL_DTYPE, shape (ranks,). O(ranks).
+
+        Raises InvalidEvent as `step` would. Books nothing: what it says holds until the next step.
+        """
+        self._check_owner()
+        accept((RequestArrived(self.now_ns, request),), self.now_ns, self.block_size)
+        return self.forecast.potential_loads(request, self.now_ns)
 
     def stats(self):
         """Counters and gauges: a SchedulerStats. O(classes)."""

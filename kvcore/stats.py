@@ -29,7 +29,8 @@ class SchedulerStats:
     """One scheduler. arrived = rejected + completed + aborted + live_requests, always.
 
     rejected: by reason name, only reasons that occurred. unknown_class_names: arrivals whose class name named nothing.
-    index_blocks: blocks that the KV index knows, counted once per rank that holds them.
+    index_blocks: blocks that engines told the KV index of, counted once per rank and tier that holds them.
+    over_cap_ranks: ranks with more requests or blocks than their caps allow: growth, or caps that were lowered.
     """
 
     arrived: int
@@ -46,4 +47,5 @@ class SchedulerStats:
     workers: int
     ranks: int
     index_blocks: int
+    over_cap_ranks: int
     classes: tuple[ClassStats, ...]

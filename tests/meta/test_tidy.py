@@ -13,9 +13,10 @@ LAYERS = {
     "vocabulary": ["_types"],
     "values": ["errors", "request", "events", "actions", "policy", "config", "stats", "hashing", "_yaml_marks",
                "policy_file", "policy_lint"],
-    "containers": ["_slots", "_heap", "_prefix", "_overtaking"],
-    "domain": ["_requests", "_keys", "_lanes", "_drr", "_ledger", "_taints", "_workers"],
-    "decision": ["_fleet", "_selector", "_placement", "_backlog", "_inspect", "_accept"],
+    "containers": ["_slots", "_heap", "_ranksets", "_prefix", "_active", "_predicted", "_overtaking", "_elementary", "_tournament"],
+    "domain": ["_requests", "_keys", "_lanes", "_drr", "_marks", "_load", "_ledger", "_ledger_audit", "_taints", "_workers"],
+    "decision": ["_fleet", "_selector", "_standings", "_overlaps", "_placement", "_tables", "_backlog", "_forecast",
+                 "_inspect", "_accept"],
     "scheduler": ["scheduler"],
     "public": ["__init__"],
     "program": ["__main__"],
@@ -28,17 +29,22 @@ CLOSED = {
     "_heap": {"_types"},
     "_prefix": {"_types"},
     "_overtaking": {"_types"},
+    "_elementary": {"_types"},
+    "_tournament": {"_types"},
+    "_active": {"_types", "_prefix"},
+    "_predicted": {"_types", "_prefix"},
+    "_marks": {"_types", "_heap"},
     "_taints": {"_types"},
     "_lanes": {"_types", "_heap", "_overtaking"},
     "_drr": {"_types", "_heap", "_overtaking", "_lanes"},
-    "_ledger": {"_types", "_prefix"},
+    "_ledger": {"_types", "_heap", "_prefix", "_active"},
     "_keys": {"_types", "_heap"},
-    "_selector": {"_types", "_prefix", "_ledger"},
+    "_selector": {"_types", "_heap", "_prefix", "_active", "_ledger", "_elementary"},
 }
 
 #: Who may see events and actions: the door, the scheduler, Placement, which fills in a Dispatch, Backlog: Rejects.
 SEES_EVENTS = {"_accept", "scheduler", "__init__"}
-SEES_ACTIONS = {"_placement", "_backlog", "scheduler", "__init__"}
+SEES_ACTIONS = {"_placement", "_backlog", "_forecast", "scheduler", "__init__"}
 
 STDLIB = {
     "__future__", "collections.abc", "copy", "dataclasses", "difflib", "enum", "fractions", "hashlib", "itertools",
@@ -46,7 +52,7 @@ STDLIB = {
 }
 C_LIBRARY = {"cython", "libc.math", "libc.stdint", "libc.stdlib", "libc.string"}
 #: Packages beyond the standard library, and the modules that may have them.
-THIRD_PARTY = {"numpy": {"_inspect", "scheduler"}, "yaml": {"policy_file", "_yaml_marks"}}
+THIRD_PARTY = {"numpy": {"_tables", "scheduler"}, "yaml": {"policy_file", "_yaml_marks"}}
 
 LINES_MAX = 500
 COLUMNS_MAX = 120

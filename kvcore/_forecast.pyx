@@ -1,0 +1,72 @@
+"""Forecast: what would happen to a request if it arrived now. It changes nothing that lasts.
+
+The request gets a row without a name for the moment, so that it stands in nobody's way.
+
+Never here: refusals that need no row; the scheduler has them.
+"""
+from kvcore._drr cimport LIMIT_NONE, limit_t
+from kvcore._lanes cimport ClassQueue
+from kvcore._placement cimport runs_now
+from kvcore._requests cimport request_t
+from kvcore._types cimport NO_SLOT
+from kvcore.actions cimport Dispatch, make_park
+
+from kvcore.actions import ParkReason
+
+
+cdef class Forecast:
+    def __cinit__(self, RequestTable requests not None, Backlog backlog not None, Placement placement not None,
+                  Tables tables not None, int64_t block_size):
+        self._requests = requests
+        self._backlog = backlog
+        self._placement = placement
+        self._tables = tables
+        self._block_size = block_size
+
+    cdef object answer(self, Request request, ns_t now_ns, uint64_t generator, int64_t attempt):
+        """Its Dispatch, Park or Reject; generator: a copy. attempt: of the Dispatch."""
+        cdef slot_t slot = self._requests.open_unnamed(request, now_ns, self._block_size)
+        try:
+            return self._answer(slot, request, generator, attempt)
+        finally:
+            self._requests.close(slot)
+
+    cdef object _answer(self, slot_t slot, Request request, uint64_t generator, int64_t attempt):
+        cdef request_t* row
+        cdef int64_t current = 0
+        cdef int64_t bound = 0
+        cdef limit_t kind = LIMIT_NONE
+        cdef slot_t rank = NO_SLOT
+        cdef ClassQueue queue
+        cdef bint runs
+        self._backlog.classify(slot, request)
+        row = &self._requests.rows[slot]
+        if row.may_wait:
+            kind = self._backlog.limit_hit(slot, &current, &bound)
+            if kind != LIMIT_NONE:
+                return self._backlog.queue_full(slot, request.request_id, kind, current, bound)
+        # Between steps nothing that waits may run: the newcomer runs iff its class, with it, would serve it next.
+        queue = self._backlog.queue.queue(row.class_index)
+        queue.push(slot, row.pin)
+        runs = queue.candidate(runs_now, <void*>self._placement) == slot
+        queue.remove(slot)
+        if self._placement.failure is not None:
+            raise self._placement.failure
+        if runs:
+            answer = self._placement.decide(slot, request, &generator, &rank)
+            if rank == NO_SLOT:
+                return self._backlog.refused(slot, request.request_id, answer)
+            (<Dispatch>answer).attempt = attempt
+            return answer
+        if row.may_wait:
+            return make_park(request.request_id, row.class_index, ParkReason.QUEUED)
+        return self._backlog.would_queue(slot, request.request_id)
+
+    cdef object potential_loads(self, Request request, ns_t now_ns):
+        """What every rank would look like with it: see Tables."""
+        cdef slot_t slot = self._requests.open_unnamed(request, now_ns, self._block_size)
+        try:
+            self._backlog.classify(slot, request)
+            return self._tables.potential_loads(slot, request)
+        finally:
+            self._requests.close(slot)
