@@ -44,6 +44,7 @@ cdef struct query_t:
 
 cdef int64_t device_blocks(const query_t* query, slot_t rank) noexcept nogil
 cdef int64_t cached_tokens(const query_t* query, slot_t rank) noexcept nogil
+cdef int64_t hits_beyond(const query_t* query, double depth) noexcept nogil
 cdef tokens_t least_tokens(
     const load_t* loads, const slot_t* candidates, slot_t count, const query_t* query) noexcept nogil
 cdef double rank_cost(const load_t* load, slot_t rank, const query_t* query, tokens_t least) noexcept nogil

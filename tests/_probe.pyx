@@ -1,4 +1,4 @@
-"""Doors for tests to compiled internals: containers, requests, taints, workers, keys, selector. Never shipped.
+"""Doors for tests to compiled internals: containers, requests, taints, workers, keys. Never shipped.
 
 A door converts and does nothing else: NO_SLOT becomes None, C rows become tuples, sequences become C arrays.
 """
@@ -6,13 +6,11 @@ from cpython cimport array
 from libc.stdlib cimport free, malloc
 from kvcore._heap cimport heap_free, heap_init, heap_push, heap_remove, heap_reserve, heap_t, key_less, key_t
 from kvcore._keys cimport fill_key, order_named
-from kvcore._ledger cimport load_t
 from kvcore._prefix cimport PrefixIndex
 from kvcore._requests cimport STATE_EVICTED, RequestTable, request_t
-from kvcore._selector cimport cheapest, draw, next_random, query_t
 from kvcore._slots cimport SlotTable
 from kvcore._taints cimport TaintTable
-from kvcore._types cimport NEVER_NS, NO_SLOT, i128, int32_t, int64_t, ns_t, slot_t, uint32_t, uint64_t
+from kvcore._types cimport NEVER_NS, NO_SLOT, int32_t, int64_t, ns_t, slot_t, uint32_t, uint64_t
 from kvcore._workers cimport WorkerTable, worker_t
 from kvcore.request cimport (
     Request, WorkerConfig, effective_cached_tokens, prefill_delta, prompt_blocks)
@@ -372,45 +370,6 @@ def order_key(str order, uint32_t strict, double jump, ns_t arrival_ns, deadline
     fill_key(&key, order_named(order), strict, jump, arrival_ns, NEVER_NS if deadline_ns is None else deadline_ns, cost)
     key.seq = seq
     return tuple_of(&key)
-
-
-def cheapest_of(loads, candidates, int64_t prompt, int64_t block_size, int32_t sequence_length, bint track_prefill,
-                cached, active):
-    """Tied candidates of least cost. By rank: loads as (prefill tokens, weight), cached and active blocks."""
-    cdef slot_t ranks = <slot_t>len(loads)
-    cdef load_t* rows = <load_t*>malloc(max(1, ranks) * sizeof(load_t))
-    cdef array.array chosen = array.array("i", candidates)
-    cdef array.array tied = array.array("i", candidates)
-    cdef array.array cached_blocks = array.array("i", cached)
-    cdef array.array active_blocks = array.array("i", active)
-    cdef query_t query
-    cdef slot_t rank, ties
-    for rank in range(ranks):
-        prefill, weight = loads[rank]
-        rows[rank].prefill = (<i128><int64_t>(prefill >> 64) << 64) + <i128><uint64_t>(prefill & 0xFFFFFFFFFFFFFFFF)
-        rows[rank].weight = weight
-    query.prompt = prompt
-    query.block_size = block_size
-    query.sequence_length = sequence_length
-    query.track_prefill = track_prefill
-    query.cached = <const int32_t*>cached_blocks.data.as_ints
-    query.active = <const int32_t*>active_blocks.data.as_ints
-    ties = cheapest(
-        rows, <const slot_t*>chosen.data.as_ints, <slot_t>len(chosen), &query, <slot_t*>tied.data.as_ints)
-    free(rows)
-    return list(tied[:ties])
-
-
-def randoms(uint64_t seed, int64_t count):
-    """The first outputs of the generator."""
-    cdef uint64_t state = seed
-    return [next_random(&state) for _ in range(count)]
-
-
-def draws(uint64_t seed, uint64_t n, int64_t count):
-    """The first draws from 0 .. n - 1, and the state after them."""
-    cdef uint64_t state = seed
-    return [draw(&state, n) for _ in range(count)], state
 
 
 def helpers(int64_t overlap_blocks, int64_t prompt_tokens, int64_t block_size, bint track_prefill):
