@@ -7,9 +7,10 @@ import math
 
 import pytest
 
-from kvcore.config import IndexMode, SchedulerConfig
+from kvcore.config import IndexMode, OnOverload, PrefillDecay, Role, SchedulerConfig
 from kvcore.errors import InvalidConfig, InvalidPolicy, KvcoreError
-from kvcore.policy import AdmissionSpec, CacheBucket, Capacity, PolicyClass, PolicyProfile, QueuePolicy
+from kvcore.policy import AdmissionSpec, CacheBucket, PolicyClass, PolicyProfile, QueuePolicy
+from kvcore.request import SelectionWeights
 from kvcore.scheduler import Scheduler
 
 PROFILE = PolicyProfile((PolicyClass("cell", 7, policy_family="f", cache_bucket="b"), PolicyClass("vip", 9)),
@@ -20,7 +21,10 @@ def test_defaults():
     config = SchedulerConfig()
     assert dataclasses.asdict(config) == {
         "block_size": 16, "profile": None, "default_queue_policy": QueuePolicy.FCFS,
-        "default_busy_threshold_frac": None, "booking_ttl_ns": None, "index": IndexMode.EVENTS, "seed": 0}
+        "default_busy_threshold_frac": None, "booking_ttl_ns": None, "index": IndexMode.EVENTS, "seed": 0,
+        "weights": dataclasses.asdict(SelectionWeights()), "role": Role.PREFILL, "on_overload": OnOverload.REJECT,
+        "overload_wait_ns": 30 * 10**9, "prefill_decay": PrefillDecay.NONE, "predict_ttl_ns": None,
+        "reported_load_ttl_ns": None}
     assert Scheduler().config == Scheduler(None).config == config
 
 
@@ -122,17 +126,43 @@ def test_a_profile_built_by_hand_is_checked(profile):
         PolicyProfile(**profile)
 
 
+def test_what_this_version_cannot_do():
+    classes = (*PROFILE.classes, PolicyClass("b", 1, admission=AdmissionSpec("x")))
+    with pytest.raises(InvalidConfig) as caught:
+        SchedulerConfig(profile=dataclasses.replace(PROFILE, classes=classes))
+    assert str(caught.value) == "class 'b': no admission policy is available in this version"
+
+
+NAN, INF = math.nan, math.inf
+
+
 @pytest.mark.parametrize(
-    ("profile", "message"),
+    ("fields", "message"),
     [
-        (dataclasses.replace(PROFILE, classes=(*PROFILE.classes, PolicyClass("b", 1, admission=AdmissionSpec("x")))),
-         "class 'b': no admission policy is available in this version"),
-        (dataclasses.replace(PROFILE, capacity=Capacity.STRICT), "capacity: strict is not available in this version"),
+        ({"weights": SelectionWeights(overlap_score_credit=-0.1)},
+         "weights: overlap_score_credit must be finite and >= 0, not -0.1"),
+        ({"weights": SelectionWeights(active_request_weight=NAN)},
+         "weights: active_request_weight must be finite and >= 0, not nan"),
+        ({"weights": SelectionWeights(temperature=INF)}, "weights: temperature must be finite and >= 0, not inf"),
+        ({"weights": SelectionWeights(host_cache_hit_weight=1.1)},
+         "weights: host_cache_hit_weight must be 0..1, not 1.1"),
+        ({"weights": SelectionWeights(shared_cache_multiplier=1.1)},
+         "weights: shared_cache_multiplier must be 0..1, not 1.1"),
+        ({"weights": None}, "weights must be a SelectionWeights, not None"),
+        ({"role": "decode"}, "role must be a Role, not 'decode'"),
+        ({"on_overload": None}, "on_overload must be a OnOverload, not None"),
+        ({"overload_wait_ns": 0}, "overload_wait_ns must be 1..2^62-1, not 0"),
+        ({"overload_wait_ns": 1.0}, "overload_wait_ns must be 1..2^62-1, not 1.0"),
+        ({"predict_ttl_ns": 0}, "predict_ttl_ns must be 1..2^62-1 or None, not 0"),
+        ({"reported_load_ttl_ns": 2**62}, "reported_load_ttl_ns must be 1..2^62-1 or None, not 4611686018427387904"),
+        ({"prefill_decay": True}, "prefill_decay must be a PrefillDecay, not True"),
     ],
 )
-def test_what_this_version_cannot_do(profile, message):
+def test_capacity_and_selection_are_checked(fields, message):
+    """Credits above 1 are allowed; tier weights and the shared multiplier are shares."""
+    SchedulerConfig(weights=SelectionWeights(overlap_score_credit=1.5, prefill_load_scale=0.0))
     with pytest.raises(InvalidConfig) as caught:
-        SchedulerConfig(profile=profile)
+        SchedulerConfig(**fields)
     assert str(caught.value) == message
 
 
