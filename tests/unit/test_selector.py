@@ -107,8 +107,8 @@ def test_a_device_credit_decays_with_the_load_above_the_least():
 
 
 def test_only_the_device_credit_decays():
-    case = Case((At(128, device=4, host=4), At(0))).weighed(overlap_score_credit_decay=1.0)
-    assert case.costs() == pytest.approx([12 - (4 / 3 + 3), 4], rel=1e-15)
+    case = Case((At(128, device=4, host=4), At(0)), prompt=128).weighed(overlap_score_credit_decay=1.0)
+    assert case.costs() == [16 - (4 / 2 + 3), 8]
 
 
 def test_a_multiplier_is_that_of_the_taint_set():
