@@ -1,20 +1,15 @@
-"""Doors for tests to compiled internals: lanes, overtaking, round robin, ledger, fleet, backlog.
+"""Doors for tests to compiled internals: lanes, overtaking, round robin, ledger.
 
 Never shipped. A door converts and does nothing else: NO_SLOT becomes None, C rows become tuples, 128-bit sums become
 ints, a Python function becomes the dispatch test.
 """
 from cpython cimport array
-from kvcore._backlog cimport Backlog
 from kvcore._drr cimport LIMIT_NONE, VISIT_NONE, VISIT_PAID, PolicyQueue, limit_t
-from kvcore._fleet cimport Fleet
 from kvcore._heap cimport heap_t
 from kvcore._lanes cimport SHARED, ClassQueue, WaitingTable, waiting_t
 from kvcore._ledger cimport Ledger, active_blocks
 from kvcore._overtaking cimport Overtaking
-from kvcore._placement cimport Placement
-from kvcore._requests cimport RequestTable
 from kvcore._types cimport NO_SLOT, i128, int32_t, int64_t, ns_t, slot_t, uint32_t, uint64_t
-from kvcore.request cimport Request, WorkerConfig
 
 import array
 
@@ -323,134 +318,3 @@ cdef class Books:
     def pairs_held(self):
         """(blocks, (block, rank) pairs, mixed) of prompt blocks of live bookings."""
         return self.ledger.active.blocks, self.ledger.active.pairs, self.ledger.active.mixed
-
-
-cdef class Room:
-    """Backlog over workers of one rank each. Nothing runs; requests are named by their slots."""
-
-    cdef RequestTable requests
-    cdef Fleet fleet
-    cdef Backlog backlog
-
-    def __cinit__(self, config, workers):
-        profile = config.effective_profile()
-        self.requests = RequestTable(False)
-        self.fleet = Fleet([], True)
-        placement = Placement(self.fleet, self.requests, config, [None] * len(profile.classes))
-        self.backlog = Backlog(profile, self.requests, self.fleet, placement)
-        for worker_id in workers:
-            self.fleet.upsert(WorkerConfig(worker_id), 0)
-
-    @property
-    def next_seq(self):
-        return self.backlog.next_seq
-
-    def classify(self, Request request):
-        """Slot of a request that is classified and not stored."""
-        cdef slot_t slot = self.requests.open(request, 0, 16)
-        self.backlog.classify(slot, request)
-        return slot
-
-    def begin_batch(self):
-        self.backlog.begin_batch()
-
-    def store(self, slot_t slot):
-        self.backlog.store(slot)
-
-    def end(self, slot_t slot):
-        """Take a waiting request out, for good."""
-        self.backlog.remove(slot)
-        self.requests.close(slot)
-
-    def still_waiting(self):
-        """Of what the batch has stored, in order: the slot, or None where it waits no longer."""
-        cdef int64_t i
-        return [or_none(self.backlog.still_waiting(i)) for i in range(self.backlog.stored)]
-
-    def lose(self, worker_id):
-        """A worker is gone."""
-        self.fleet.drop_ranks(self.fleet.all_ranks(self.fleet.workers.find(worker_id)))
-        self.fleet.remove(worker_id)
-
-    def ghosts(self):
-        """Names of ranks that are gone and that waiting pins keep."""
-        return sorted(self.fleet.workers._ghosts)
-
-
-cdef class Ships:
-    """Fleet. Ranks are named (worker_id, dp_rank); bookings have no path."""
-
-    cdef Fleet fleet
-
-    def __cinit__(self, list thresholds, bint indexed=True):
-        self.fleet = Fleet(thresholds, indexed)
-
-    def rank(self, worker_id, uint32_t dp_rank=0):
-        return or_none(self.fleet.workers.find_rank(worker_id, dp_rank))
-
-    def names(self, ranks):
-        cdef slot_t rank
-        return [(self.fleet.workers.ranks[rank].worker_id, self.fleet.workers.ranks[rank].dp_rank) for rank in ranks]
-
-    def order(self):
-        cdef slot_t i
-        return self.names([self.fleet.workers.order[i] for i in range(self.fleet.workers.present)])
-
-    def is_stale(self, WorkerConfig config, int64_t incarnation):
-        return bool(self.fleet.is_stale(config, incarnation))
-
-    def leaving(self, WorkerConfig config, int64_t incarnation):
-        return self.names(self.fleet.leaving(config, incarnation))
-
-    def upsert(self, WorkerConfig config, int64_t incarnation=0):
-        """As the scheduler does it, bookings aside."""
-        self.fleet.drop_ranks(self.fleet.leaving(config, incarnation))
-        self.fleet.upsert(config, incarnation)
-
-    def remove(self, worker_id):
-        """As the scheduler does it, bookings aside."""
-        self.fleet.drop_ranks(self.fleet.all_ranks(self.fleet.workers.find(worker_id)))
-        self.fleet.remove(worker_id)
-
-    def store_blocks(self, worker_id, uint32_t dp_rank, int64_t incarnation, tuple hashes):
-        return bool(self.fleet.store_blocks(worker_id, dp_rank, incarnation, hashes))
-
-    def remove_blocks(self, worker_id, uint32_t dp_rank, int64_t incarnation, tuple hashes):
-        return bool(self.fleet.remove_blocks(worker_id, dp_rank, incarnation, hashes))
-
-    def clear_blocks(self, worker_id, uint32_t dp_rank, int64_t incarnation):
-        return bool(self.fleet.clear_blocks(worker_id, dp_rank, incarnation))
-
-    def cached(self):
-        """(blocks, (block, rank) pairs, mixed) of the index."""
-        return self.fleet.cached.blocks, self.fleet.cached.pairs, self.fleet.cached.mixed
-
-    def holds(self, worker_id, uint32_t dp_rank, uint64_t hash):
-        return self.fleet.cached.find(hash, self.fleet.workers.find_rank(worker_id, dp_rank)) != NO_SLOT
-
-    def book(self, slot_t slot, worker_id, uint32_t dp_rank, int64_t prefill):
-        self.fleet.ledger.book(slot, self.fleet.workers.find_rank(worker_id, dp_rank), prefill, NULL, 0)
-
-    def complete_prefill(self, slot_t slot):
-        self.fleet.complete_prefill(slot)
-
-    def release(self, slot_t slot):
-        self.fleet.release(slot, NULL, 0)
-
-    def bookings_on(self, names):
-        return self.fleet.bookings_on([self.rank(worker_id, dp_rank) for worker_id, dp_rank in names])
-
-    def free(self):
-        cdef slot_t pair
-        return [self.fleet.ledger.free[pair] for pair in range(self.fleet.ledger.pairs)]
-
-    def busy(self, worker_id, uint32_t dp_rank=0, slot_t pair=0):
-        return bool(self.fleet.ledger.busy(self.fleet.workers.find_rank(worker_id, dp_rank), pair))
-
-    def changed(self):
-        """(names of the ranks whose load fell, whether everything is to be judged again)."""
-        cdef int32_t i
-        return self.names([self.fleet.changed[i] for i in range(self.fleet.changes)]), bool(self.fleet.recheck_all)
-
-    def forget_changes(self):
-        self.fleet.forget_changes()

@@ -12,7 +12,7 @@ from kvcore.events import PrefillCompleted, RequestCancelled
 from kvcore.policy import CacheBucket, PolicyClass, PolicyProfile
 from kvcore.request import Overlap, Rank, Request
 
-Room = load("_probe_queue").Room
+Room = load("_probe_fleet").Room
 
 WAITS = {"profile": profile(prefill_busy_threshold=0)}
 

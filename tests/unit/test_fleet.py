@@ -6,15 +6,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from probe_build import load
 
+from kvcore.config import IndexMode
 from kvcore.request import WorkerConfig
 
-Ships = load("_probe_queue").Ships
+Ships = load("_probe_fleet").Ships
 
 DEFAULT_CAP = 10_000_000
+OPEN, OVERLOADED, LEASED, GONE = range(4)
 
 
-def made(*thresholds, indexed=True, workers=()):
-    fleet = Ships(list(thresholds), indexed)
+def made(*thresholds, workers=(), **config):
+    fleet = Ships(list(thresholds), **config)
     for worker_id in workers:
         fleet.upsert(WorkerConfig(worker_id))
     return fleet
@@ -156,7 +158,7 @@ def test_blocks_are_stored_once_removed_and_cleared():
 
 
 def test_without_an_index_block_facts_are_taken_and_forgotten():
-    fleet = made(indexed=False, workers=(1,))
+    fleet = made(index=IndexMode.OFF, workers=(1,))
     for worker_id, incarnation in ((1, 0), (1, 9), (8, 0)):
         assert fleet.store_blocks(worker_id, 0, incarnation, (5,))
         assert fleet.remove_blocks(worker_id, 0, incarnation, (5,))
@@ -189,3 +191,124 @@ def test_the_sum_of_the_index_knows_names_and_no_order(workers, others, stored):
             fleet.store_blocks(worker_id, dp_rank, 0, (name,))
         sums.append(fleet.cached())
     assert sums[0] == sums[1]
+
+
+def test_marks_become_states_of_all_ranks_of_a_worker():
+    fleet = made((0, None))
+    fleet.upsert(WorkerConfig(1, 0, 2))
+    fleet.upsert(WorkerConfig(2))
+    fleet.forget_changes()
+    assert fleet.mark(1, "health", False, False)
+    assert [fleet.state(1, 0), fleet.state(1, 1), fleet.state(2)] == [GONE, GONE, OPEN]
+    assert (fleet.free(), fleet.changed()) == ([1], ([], True))
+    assert fleet.mark(1, "router", True, True)
+    assert fleet.state(1) == GONE
+    assert fleet.mark(1, "health", True, False)
+    assert (fleet.state(1), fleet.free()) == (OVERLOADED, [1])
+    assert fleet.mark(1, "router", True, False)
+    assert (fleet.state(1), fleet.free(), fleet.faults()) == (OPEN, [3], [])
+
+
+def test_a_new_rank_has_the_state_of_its_worker_and_a_restart_forgets():
+    fleet = made(workers=(1,))
+    fleet.mark(1, "x", True, True)
+    fleet.upsert(WorkerConfig(1, 0, 3))
+    assert [fleet.state(1, rank) for rank in range(3)] == [OVERLOADED] * 3
+    fleet.upsert(WorkerConfig(1, 0, 3), 1)
+    assert fleet.state(1) == OPEN
+    assert not fleet.mark(1, "x", False, False)  # of the incarnation before
+    assert not fleet.mark(9, "x", False, False)
+    fleet.mark(1, "x", False, False, incarnation=1)
+    fleet.remove(1)
+    fleet.upsert(WorkerConfig(1), 1)
+    assert fleet.state(1) == OPEN
+
+
+def test_a_lease_ends_at_its_nanosecond():
+    fleet = made((0, None), workers=(1, 2))
+    fleet.mark(1, "a", False, False, 100)
+    fleet.mark(1, "b", False, False, 50)
+    fleet.forget_changes()
+    assert (fleet.state(1), fleet.due(), fleet.due(awaited=False)) == (LEASED, 50, 50)
+    fleet.advance(99)
+    assert (fleet.state(1), fleet.due(), fleet.free()) == (LEASED, 100, [1])
+    fleet.advance(100)
+    assert (fleet.state(1), fleet.due(), fleet.free(), fleet.changed()[1]) == (OPEN, None, [2], True)
+    fleet.mark(2, "a", False, False, 2**62)  # a lease that no time reaches is still a lease
+    assert (fleet.state(2), fleet.due()) == (LEASED, None)
+
+
+def test_a_report_counts_for_a_while_beyond_own_bookings():
+    """FIELD-REPORTS E35: what has been booked here is never taken away by an older view of the engine."""
+    fleet = made((10, None), workers=(1,), reported_load_ttl_ns=100)
+    fleet.book(0, 1, 0, 8)
+    assert fleet.report(1, 5, 3)  # it has not seen our booking
+    assert (fleet.tokens(1), fleet.busy(1)) == (8, False)
+    fleet.forget_changes()
+    assert fleet.report(1, 6, 20)
+    assert (fleet.tokens(1), fleet.busy(1), fleet.due(), fleet.changed()) == (20, True, 100, ([(1, 0)], False))
+    fleet.release(0)
+    assert fleet.tokens(1) == 12
+    assert not fleet.report(1, 6, 0)
+    assert not fleet.report(1, 4, 0)
+    assert not fleet.report(9, 9, 0)
+    fleet.advance(60)
+    assert fleet.report(1, 7, 11)
+    fleet.advance(159)
+    assert (fleet.tokens(1), fleet.due()) == (11, 160)
+    fleet.advance(160)
+    assert (fleet.tokens(1), fleet.due(), fleet.faults()) == (0, None, [])
+
+
+def test_reports_that_nobody_asked_for_count_for_nothing():
+    fleet = made((10, None), workers=(1,))
+    fleet.forget_changes()
+    assert fleet.report(1, 5, 300)
+    assert (fleet.tokens(1), fleet.busy(1), fleet.due(), fleet.changed()) == (0, False, None, ([], False))
+
+
+def test_a_rank_that_goes_takes_its_report_along():
+    fleet = made((10, None), workers=(1, 2), reported_load_ttl_ns=100)
+    fleet.report(1, 5, 300)
+    fleet.report(2, 5, 300)
+    fleet.advance(1)
+    fleet.remove(1)
+    fleet.upsert(WorkerConfig(1))
+    assert (fleet.tokens(1), fleet.tokens(2), fleet.due()) == (0, 300, 100)
+    assert fleet.report(1, 1, 5)  # sequences start anew
+    fleet.advance(100)
+    assert (fleet.tokens(1), fleet.tokens(2), fleet.due()) == (5, 0, 101)
+
+
+def test_tiers_are_apart():
+    fleet = made(workers=(1,))
+    for tier in range(3):
+        fleet.store_blocks(1, 0, 0, tuple(range(tier + 1)), tier)
+    assert [fleet.cached(tier)[1] for tier in range(3)] == [1, 2, 3]
+    fleet.remove_blocks(1, 0, 0, (0,), 1)
+    assert [fleet.holds(1, 0, 0, tier) for tier in range(3)] == [True, False, True]
+    fleet.clear_blocks(1, 0, 0, 2)
+    assert [fleet.cached(tier)[1] for tier in range(3)] == [1, 1, 0]
+    fleet.clear_blocks(1, 0, 0)
+    assert [fleet.cached(tier)[1] for tier in range(3)] == [0, 0, 0]
+
+
+def test_what_was_sent_there_is_predicted_for_a_while():
+    """FIELD-REPORTS E40, E94: a burst of siblings finds the first one's prompt before any engine says so."""
+    for config in ({"index": IndexMode.APPROXIMATE}, {"predict_ttl_ns": 100}):
+        fleet = made(**config)
+        fleet.upsert(WorkerConfig(1, total_kv_blocks=3))
+        fleet.book(0, 1, 0, 1)
+        fleet.touch(0, (1, 2, 3, 4))
+        assert fleet.predicted(1) == (3 if "index" in config else 4)  # what engines say is not second-guessed
+        fleet.advance(99)
+        assert fleet.predicted(1) == (3 if "index" in config else 4)
+        fleet.advance(100 if "predict_ttl_ns" in config else 120 * 10**9)
+        assert fleet.predicted(1) == 0
+        fleet.touch(0, (1,))
+        fleet.release(0)
+        fleet.remove(1)
+        fleet.upsert(WorkerConfig(1))
+        assert fleet.predicted(1) == 0
+    assert made(index=IndexMode.OFF, predict_ttl_ns=5, workers=(1,)).predicted(1) is None
+    assert made(workers=(1,)).predicted(1) is None
