@@ -1,12 +1,7 @@
 # Which ranks hold which blocks: a set of (block, rank) pairs, searched along a path of blocks.
 cimport cython
-from kvcore._ranksets cimport rankset_t
+from kvcore._blocks cimport block_t, rankset_t, table_t
 from kvcore._types cimport int32_t, int64_t, slot_t, uint64_t
-
-
-cdef struct block_t:
-    uint64_t hash          # name of the block and of everything before it
-    rankset_t holders      # nobody: the row is empty
 
 
 cdef struct holding_t:
@@ -19,8 +14,7 @@ cdef struct holding_t:
 
 @cython.final
 cdef class PrefixIndex:
-    cdef block_t* _rows            # open addressing by hash
-    cdef int64_t _mask             # table size - 1
+    cdef table_t _table            # blocks by hash
     cdef holding_t* _holdings      # by rank
     cdef slot_t _ranks             # ranks that there may be
     cdef slot_t _capacity          # ranks that arrays by rank have room for
@@ -49,12 +43,9 @@ cdef class PrefixIndex:
     cdef slot_t match(self, const uint64_t* path, int32_t length, uint64_t serial) noexcept nogil
     cdef slot_t match_on(self, const uint64_t* path, int32_t length, const int32_t* start, int32_t last=*) noexcept nogil
 
-    cdef block_t* _find(self, uint64_t hash) noexcept nogil
-    cdef bint _rehash(self, int64_t size) noexcept nogil
     cdef void _shrink(self) noexcept nogil
     cdef void _drop(self, block_t* row, slot_t rank) noexcept nogil
     cdef void _compact(self, holding_t* holding, slot_t rank) noexcept nogil
     cdef slot_t _walk(self, const uint64_t* path, int32_t length, const int32_t* start, int32_t last) noexcept nogil
-    cdef void _narrow(self, rankset_t* holders, int32_t level, const int32_t* start) noexcept nogil
+    cdef void _narrow(self, const rankset_t* many, int32_t level, const int32_t* start) noexcept nogil
     cdef void _join(self, rankset_t* holders, int32_t level, const int32_t* start, slot_t* heads) noexcept nogil
-    cdef void _settle(self, int32_t level, const int32_t* start) noexcept nogil

@@ -19,22 +19,17 @@ of the rank); a match O(blocks of the path that matter + ranks matched), and O(r
 many hold. Memory: 36 to 64 bytes a block, 8 to 16 a pair; a set beyond two ranks 4 to 8 bytes a rank, at most
 ranks / 8. It is given back: sets as they shrink, logs and table when they are far too large.
 """
-from libc.stdlib cimport calloc, free, realloc
+from libc.stdlib cimport free, realloc
 from libc.string cimport memcpy, memset
-from kvcore._ranksets cimport SOME_MAX, lowest_bit, set_add, set_array, set_has, set_remove, set_reserve
+from kvcore._blocks cimport (
+    SOME_MAX, TABLE_MIN, lowest_bit, set_add, set_array, set_has, set_remove, set_reserve, table_close, table_fetch,
+    table_find, table_free, table_resize)
 from kvcore._types cimport NO_SLOT, mix64, resize
 
 cdef enum:
-    TABLE_MIN = 64
     LOG_SLACK = 16
     HEADS = 64                 # chains of ranks that begin further on, by position modulo this
-    AHEAD = 4                  # blocks of a path that are on their way from memory while one is looked at
-
-cdef extern from *:
-    """
-    #define kv_prefetch(address) __builtin_prefetch(address)
-    """
-    void prefetch "kv_prefetch"(const void* address) noexcept nogil
+    AHEAD = 16                  # blocks of a path that are on their way from memory while one is looked at
 
 
 cdef inline int32_t begin(const int32_t* start, slot_t rank) noexcept nogil:
@@ -44,21 +39,15 @@ cdef inline int32_t begin(const int32_t* start, slot_t rank) noexcept nogil:
 
 cdef class PrefixIndex:
     def __cinit__(self):
-        self._mask = TABLE_MIN - 1
-        self._rows = <block_t*>calloc(TABLE_MIN, sizeof(block_t))
-        if self._rows == NULL:
+        self._table.mask = -1
+        if not table_resize(&self._table, TABLE_MIN):
             raise MemoryError("prefix index")
 
     def __dealloc__(self):
-        cdef int64_t at
         cdef slot_t rank
-        if self._rows != NULL:
-            for at in range(self._mask + 1):
-                if self._rows[at].holders.room:
-                    free(self._rows[at].holders.ranks.some)
         for rank in range(self._capacity):
             free(self._holdings[rank].log)
-        free(self._rows)
+        table_free(&self._table)
         free(self._holdings)
         free(self.depth)
         free(self.matched)
@@ -94,11 +83,11 @@ cdef class PrefixIndex:
         self._holdings[rank].tag = tag
 
     cdef bint holds(self, uint64_t hash, slot_t rank) noexcept nogil:
-        return set_has(&self._find(hash).holders, rank)
+        return set_has(&table_find(&self._table, hash).holders, rank)
 
     cdef bint add(self, uint64_t hash, slot_t rank) except -1:
         """The rank holds the block from now on. True iff that is new. MemoryError: all is as it was."""
-        cdef block_t* row = self._find(hash)
+        cdef block_t* row = table_find(&self._table, hash)
         cdef holding_t* holding = &self._holdings[rank]
         cdef int32_t room
         if set_has(&row.holders, rank):
@@ -107,10 +96,10 @@ cdef class PrefixIndex:
             room = holding.room + holding.room // 2 + 4
             resize(<void**>&holding.log, room * sizeof(uint64_t))
             holding.room = room
-        if row.holders.size == 0 and (self.blocks + 1) * 3 > (self._mask + 1) * 2:
-            if not self._rehash((self._mask + 1) * 2):
+        if row.holders.size == 0 and (self.blocks + 1) * 3 > (self._table.mask + 1) * 2:
+            if not table_resize(&self._table, (self._table.mask + 1) * 2):
                 raise MemoryError("prefix index")
-            row = self._find(hash)
+            row = table_find(&self._table, hash)
         if not set_reserve(&row.holders, rank, self._words):
             raise MemoryError("prefix index")
         self.blocks += row.holders.size == 0
@@ -126,7 +115,7 @@ cdef class PrefixIndex:
 
     cdef bint remove(self, uint64_t hash, slot_t rank) noexcept nogil:
         """The rank holds the block no more. True iff it did."""
-        cdef block_t* row = self._find(hash)
+        cdef block_t* row = table_find(&self._table, hash)
         cdef holding_t* holding = &self._holdings[rank]
         if not set_has(&row.holders, rank):
             return False
@@ -144,8 +133,8 @@ cdef class PrefixIndex:
         cdef block_t* row
         for i in range(holding.length):
             if i + AHEAD < holding.length:
-                prefetch(&self._rows[mix64(holding.log[i + AHEAD]) & self._mask])
-            row = self._find(holding.log[i])
+                table_fetch(&self._table, holding.log[i + AHEAD])
+            row = table_find(&self._table, holding.log[i])
             if set_has(&row.holders, rank):
                 self._drop(row, rank)
         free(holding.log)
@@ -176,63 +165,25 @@ cdef class PrefixIndex:
         self._matched_serial = 0
         return self._walk(path, length, start, last)
 
-    cdef block_t* _find(self, uint64_t hash) noexcept nogil:
-        """The row of a block, or the empty one where it would be put."""
-        cdef int64_t at = mix64(hash) & self._mask
-        while self._rows[at].holders.size and self._rows[at].hash != hash:
-            at = (at + 1) & self._mask
-        return &self._rows[at]
-
-    cdef bint _rehash(self, int64_t size) noexcept nogil:
-        """Move to a table of this size. False, and nothing has changed: no memory."""
-        cdef block_t* old = self._rows
-        cdef int64_t old_size = self._mask + 1
-        cdef int64_t at
-        cdef block_t* rows = <block_t*>calloc(size, sizeof(block_t))
-        if rows == NULL:
-            return False
-        self._rows = rows
-        self._mask = size - 1
-        for at in range(old_size):
-            if old[at].holders.size:
-                self._find(old[at].hash)[0] = old[at]
-        free(old)
-        return True
-
     cdef void _shrink(self) noexcept nogil:
         """Give up a table that is far too large; no memory for a smaller one is no harm."""
-        cdef int64_t size = self._mask + 1
+        cdef int64_t size = self._table.mask + 1
         if size == TABLE_MIN or 8 * self.blocks >= size:
             return
         while size > TABLE_MIN and 4 * self.blocks < size:
             size //= 2
-        self._rehash(size)
+        table_resize(&self._table, size)
 
     cdef void _drop(self, block_t* row, slot_t rank) noexcept nogil:
-        """Take a rank that holds the block of this row out of it. A row without holders is closed, and entries behind
-        it move up, so that no tombstone slows later look-ups.
-        """
-        cdef int64_t hole, at, home
+        """Take a rank that holds the block of this row out of it; the row goes with its last rank."""
         self.mixed -= mix64(mix64(row.hash) + self._holdings[rank].tag)
         self.pairs -= 1
         self._changes += 1
         self._holdings[rank].held -= 1
         set_remove(&row.holders, rank)
-        if row.holders.size:
-            return
-        self.blocks -= 1
-        hole = row - self._rows
-        at = hole
-        while True:
-            at = (at + 1) & self._mask
-            if self._rows[at].holders.size == 0:
-                break
-            home = mix64(self._rows[at].hash) & self._mask
-            if ((at - home) & self._mask) >= ((at - hole) & self._mask):
-                self._rows[hole] = self._rows[at]
-                hole = at
-        self._rows[hole].holders.size = 0
-        self._rows[hole].holders.room = 0
+        if row.holders.size == 0:
+            self.blocks -= 1
+            table_close(&self._table, row)
 
     cdef void _compact(self, holding_t* holding, slot_t rank) noexcept nogil:
         """Leave each block that the rank holds in its log once.
@@ -245,14 +196,14 @@ cdef class PrefixIndex:
         cdef void* less
         for i in range(holding.length):
             if i + AHEAD < holding.length:
-                prefetch(&self._rows[mix64(holding.log[i + AHEAD]) & self._mask])
-            row = self._find(holding.log[i])
+                table_fetch(&self._table, holding.log[i + AHEAD])
+            row = table_find(&self._table, holding.log[i])
             if row.holders.size > 0 and set_has(&row.holders, rank):
                 row.holders.size = -row.holders.size
                 holding.log[kept] = row.hash
                 kept += 1
         for i in range(kept):
-            row = self._find(holding.log[i])
+            row = table_find(&self._table, holding.log[i])
             row.holders.size = -row.holders.size
         holding.length = kept
         if holding.room > 2 * kept + LOG_SLACK:
@@ -281,10 +232,12 @@ cdef class PrefixIndex:
         self.matches = 0
         self.reach = 0
         heads[0] = NO_SLOT - 1
+        for i in range(min(length, <int32_t>AHEAD)):
+            table_fetch(&self._table, path[i])
         while level < length and (level <= last or size or self._alive_size):
             if level + AHEAD < length:
-                prefetch(&self._rows[mix64(path[level + AHEAD]) & self._mask])
-            holders = &self._find(path[level]).holders
+                table_fetch(&self._table, path[level + AHEAD])
+            holders = &table_find(&self._table, path[level]).holders
             kept = 0
             if holders.room < 0:
                 for i in range(size):
@@ -298,13 +251,13 @@ cdef class PrefixIndex:
                     self._join(holders, level, start, heads)
                 if 4 * self._alive_size <= self._words and kept + self._alive_size <= SOME_MAX:
                     i = self.matches
-                    self._settle(level + 1, start)
+                    self._narrow(NULL, level + 1, start)
                     while i < self.matches:
                         listed[kept] = self.matched[i]
                         kept += 1
                         i += 1
             else:
-                self._settle(level, start)
+                self._narrow(NULL, level, start)
                 members = set_array(holders)
                 for i in range(holders.size):
                     rank = members[i]
@@ -319,11 +272,11 @@ cdef class PrefixIndex:
             level += 1
             if size or self._alive_size:
                 self.reach = level
-        self._settle(level, start)
+        self._narrow(NULL, level, start)
         return self.matches
 
-    cdef void _narrow(self, rankset_t* holders, int32_t level, const int32_t* start) noexcept nogil:
-        """Leave those alive that are among the many holders of the block at this level."""
+    cdef void _narrow(self, const rankset_t* many, int32_t level, const int32_t* start) noexcept nogil:
+        """Keep alive who is in a set of that shape, NULL: nobody; all others hold their path up to this level."""
         cdef int32_t word
         cdef uint64_t gone
         cdef slot_t rank
@@ -331,8 +284,8 @@ cdef class PrefixIndex:
             return
         for word in range(self._words):
             gone = self._alive[word]
-            if word < -holders.room:
-                gone &= ~holders.ranks.many[word]
+            if many != NULL and word < -many.room:
+                gone &= ~many.ranks.many[word]
             self._alive[word] ^= gone
             while gone:
                 rank = 64 * word + lowest_bit(gone)
@@ -383,18 +336,3 @@ cdef class PrefixIndex:
                     slot = start[rank] & (HEADS - 1)
                     self._later[rank] = heads[slot]
                     heads[slot] = rank
-
-    cdef void _settle(self, int32_t level, const int32_t* start) noexcept nogil:
-        """Write the depth of all that are alive: they hold their path up to this level. None is alive any more."""
-        cdef int32_t word
-        cdef slot_t rank
-        if self._alive_size == 0:
-            return
-        for word in range(self._words):
-            while self._alive[word]:
-                rank = 64 * word + lowest_bit(self._alive[word])
-                self._alive[word] &= self._alive[word] - 1
-                self.depth[rank] = level - begin(start, rank)
-                self.matched[self.matches] = rank
-                self.matches += 1
-        self._alive_size = 0

@@ -1,19 +1,25 @@
-# A set of ranks in one of three shapes, each for the sizes at which it is the smallest: struct and free functions.
-# Whoever embeds a rankset_t owns the memory behind it. Only set_reserve allocates what it cannot do without, so an
-# insertion that it has prepared cannot fail; removals give memory back as far as they can get smaller pieces.
+# Blocks and who holds them: an open-addressed table of blocks by hash, each row with a set of ranks. Structs and free
+# functions; whoever embeds a table_t owns its memory.
+#
+# A set has one of three shapes, each at the sizes at which it is the smallest. Only set_reserve allocates what cannot
+# be done without, so an insertion that it has prepared cannot fail. Removals give memory back if they get a smaller
+# piece, and do without otherwise.
 from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memcpy, memset
-from kvcore._types cimport int32_t, slot_t, uint64_t
+from kvcore._types cimport int32_t, int64_t, mix64, slot_t, uint64_t
 
 cdef extern from *:
     """
     #define kv_lowest_bit(word) __builtin_ctzll(word)
+    #define kv_prefetch(address) __builtin_prefetch(address)
     """
     int lowest_bit "kv_lowest_bit"(uint64_t word) noexcept nogil   # of a word that is not 0
+    void prefetch "kv_prefetch"(const void* address) noexcept nogil
 
 cdef enum:
     FEW = 2                    # ranks that need no memory beyond the struct
     SOME_MAX = 64              # longest array: a longer one would be slow to search
+    TABLE_MIN = 64
 
 
 cdef union ranks_t:
@@ -26,6 +32,16 @@ cdef struct rankset_t:
     ranks_t ranks
     int32_t size               # ranks in it
     int32_t room               # 0: few. > 0: some, the length of the array. < 0: many, minus the number of words
+
+
+cdef struct block_t:
+    uint64_t hash              # name of the block and of everything before it
+    rankset_t holders          # size 0: the row is empty
+
+
+cdef struct table_t:
+    block_t* rows              # linear probing; no tombstones
+    int64_t mask               # number of rows - 1; -1: none yet
 
 
 cdef inline int32_t some_max(int32_t words) noexcept nogil:
@@ -173,3 +189,58 @@ cdef inline void set_remove(rankset_t* ranks, slot_t rank) noexcept nogil:
     free(members)
     memcpy(ranks.ranks.few, few, FEW * sizeof(slot_t))
     ranks.room = 0
+
+
+cdef inline block_t* table_find(const table_t* table, uint64_t hash) noexcept nogil:
+    """The row of a block, or the empty one where it would be put."""
+    cdef int64_t at = mix64(hash) & table.mask
+    while table.rows[at].holders.size and table.rows[at].hash != hash:
+        at = (at + 1) & table.mask
+    return &table.rows[at]
+
+
+cdef inline void table_fetch(const table_t* table, uint64_t hash) noexcept nogil:
+    """Have the row of a block on its way from memory."""
+    prefetch(&table.rows[mix64(hash) & table.mask])
+
+
+cdef inline bint table_resize(table_t* table, int64_t size) noexcept nogil:
+    """Move to this number of rows, a power of two. False, and nothing has changed: no memory."""
+    cdef block_t* old = table.rows
+    cdef int64_t old_size = table.mask + 1
+    cdef int64_t at
+    cdef block_t* rows = <block_t*>calloc(size, sizeof(block_t))
+    if rows == NULL:
+        return False
+    table.rows = rows
+    table.mask = size - 1
+    for at in range(old_size):
+        if old[at].holders.size:
+            table_find(table, old[at].hash)[0] = old[at]
+    free(old)
+    return True
+
+
+cdef inline void table_close(table_t* table, block_t* row) noexcept nogil:
+    """Empty a row whose set has become empty; rows behind it move up, so that no gap ends a later search too early."""
+    cdef int64_t hole = row - table.rows
+    cdef int64_t at = hole
+    cdef int64_t home
+    while True:
+        at = (at + 1) & table.mask
+        if table.rows[at].holders.size == 0:
+            break
+        home = mix64(table.rows[at].hash) & table.mask
+        if ((at - home) & table.mask) >= ((at - hole) & table.mask):
+            table.rows[hole] = table.rows[at]
+            hole = at
+    table.rows[hole].holders.size = 0
+    table.rows[hole].holders.room = 0
+
+
+cdef inline void table_free(table_t* table) noexcept nogil:
+    cdef int64_t at
+    for at in range(table.mask + 1):
+        if table.rows[at].holders.room:
+            free(table.rows[at].holders.ranks.some)
+    free(table.rows)
