@@ -90,7 +90,7 @@ cdef class PredictedBlocks:
             self._drop(self.uses[rank].oldest)
 
     cdef int32_t find(self, uint64_t hash, slot_t rank) noexcept nogil:
-        """The row of this pair, or NO_SLOT."""
+        """The row of this pair, or NO_SLOT. Good until the next change: rows move."""
         cdef int64_t at = name_of(hash, self.uses[rank].tag) & self._mask
         cdef int32_t row
         while True:

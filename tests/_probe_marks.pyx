@@ -1,6 +1,6 @@
 """Doors for tests to compiled internals: marks of workers, predicted blocks. Never shipped.
 
-A door converts and does nothing else: NO_SLOT and NEVER_NS become None, C rows become tuples, sequences become C arrays.
+A door converts and does nothing else: NO_SLOT and NEVER_NS become None, C rows become tuples, sequences become arrays.
 """
 from cpython cimport array
 from kvcore._heap cimport heap_holds
