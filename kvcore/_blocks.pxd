@@ -11,15 +11,17 @@ from kvcore._types cimport int32_t, int64_t, mix64, slot_t, uint64_t
 cdef extern from *:
     """
     #define kv_lowest_bit(word) __builtin_ctzll(word)
-    #define kv_prefetch(address) __builtin_prefetch(address)
+    /* The empty asm keeps gcc 12 from taking a function that does nothing else for one that may be left out. */
+    #define kv_prefetch(address) do { __builtin_prefetch(address); __asm__ volatile(""); } while (0)
     """
     int lowest_bit "kv_lowest_bit"(uint64_t word) noexcept nogil   # of a word that is not 0
-    void prefetch "kv_prefetch"(const void* address) noexcept nogil
+    void prefetch "kv_prefetch"(const void* address) noexcept nogil  # have it on its way from memory
 
 cdef enum:
     FEW = 2                    # ranks that need no memory beyond the struct
     SOME_MAX = 64              # longest array: a longer one would be slow to search
     TABLE_MIN = 64
+    AHEAD = 8                  # rows on their way from memory while one of a list is looked at
 
 
 cdef union ranks_t:
@@ -49,12 +51,12 @@ cdef inline int32_t some_max(int32_t words) noexcept nogil:
     return min(2 * words, <int32_t>SOME_MAX)
 
 
-cdef inline slot_t* set_array(rankset_t* ranks) noexcept nogil:
+cdef inline slot_t* set_array(const rankset_t* ranks) noexcept nogil:
     """The members of few or some."""
-    return ranks.ranks.some if ranks.room else ranks.ranks.few
+    return ranks.ranks.some if ranks.room else <slot_t*>ranks.ranks.few
 
 
-cdef inline bint set_has(rankset_t* ranks, slot_t rank) noexcept nogil:
+cdef inline bint set_has(const rankset_t* ranks, slot_t rank) noexcept nogil:
     cdef slot_t* members
     cdef int32_t i
     if ranks.room < 0:
@@ -95,7 +97,7 @@ cdef inline bint set_to_many(rankset_t* ranks, int32_t words) noexcept nogil:
     return True
 
 
-cdef inline void set_list(rankset_t* ranks, slot_t* out) noexcept nogil:
+cdef inline void set_list(const rankset_t* ranks, slot_t* out) noexcept nogil:
     """Write the members, in no particular order."""
     cdef int32_t word
     cdef uint64_t bits
@@ -199,9 +201,18 @@ cdef inline block_t* table_find(const table_t* table, uint64_t hash) noexcept no
     return &table.rows[at]
 
 
-cdef inline void table_fetch(const table_t* table, uint64_t hash) noexcept nogil:
-    """Have the row of a block on its way from memory."""
-    prefetch(&table.rows[mix64(hash) & table.mask])
+cdef inline void table_start(const table_t* table, const uint64_t* hashes, int32_t count) noexcept nogil:
+    """Before a run of table_next."""
+    cdef int32_t i
+    for i in range(min(count, <int32_t>AHEAD)):
+        prefetch(&table.rows[mix64(hashes[i]) & table.mask])
+
+
+cdef inline block_t* table_next(const table_t* table, const uint64_t* hashes, int32_t i, int32_t count) noexcept nogil:
+    """table_find of hashes[i], while those that follow are on their way from memory."""
+    if i + AHEAD < count:
+        prefetch(&table.rows[mix64(hashes[i + AHEAD]) & table.mask])
+    return table_find(table, hashes[i])
 
 
 cdef inline bint table_resize(table_t* table, int64_t size) noexcept nogil:

@@ -41,11 +41,12 @@ cdef class PrefixIndex:
     cdef bint remove(self, uint64_t hash, slot_t rank) noexcept nogil
     cdef int32_t purge(self, slot_t rank) noexcept nogil
     cdef slot_t match(self, const uint64_t* path, int32_t length, uint64_t serial) noexcept nogil
-    cdef slot_t match_on(self, const uint64_t* path, int32_t length, const int32_t* start, int32_t last=*) noexcept nogil
+    cdef slot_t match_on(
+        self, const uint64_t* path, int32_t length, const int32_t* start, int32_t last=*) noexcept nogil
 
     cdef void _shrink(self) noexcept nogil
     cdef void _drop(self, block_t* row, slot_t rank) noexcept nogil
     cdef void _compact(self, holding_t* holding, slot_t rank) noexcept nogil
     cdef slot_t _walk(self, const uint64_t* path, int32_t length, const int32_t* start, int32_t last) noexcept nogil
     cdef void _narrow(self, const rankset_t* many, int32_t level, const int32_t* start) noexcept nogil
-    cdef void _join(self, rankset_t* holders, int32_t level, const int32_t* start, slot_t* heads) noexcept nogil
+    cdef void _join(self, const rankset_t* many, int32_t level, const int32_t* start, slot_t* heads) noexcept nogil

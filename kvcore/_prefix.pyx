@@ -14,22 +14,21 @@ Why logs: a rank that leaves must find its blocks. Links through all pairs of a 
 writes per change; a log costs 8 to 16 bytes, an addition appends, and a removal does nothing until more than half of
 the log is out of date. It names blocks by hash, so rows may move: the table needs no row numbers and no second array.
 
-Cost: add, remove O(1) amortised (a block that few hold: O(SOME_MAX)), whatever the number of holders; purge O(blocks
-of the rank); a match O(blocks of the path that matter + ranks matched), and O(ranks / 64) more for each block that
-many hold. Memory: 36 to 64 bytes a block, 8 to 16 a pair; a set beyond two ranks 4 to 8 bytes a rank, at most
-ranks / 8. It is given back: sets as they shrink, logs and table when they are far too large.
+Cost: add, remove O(1) amortised, whatever the number of holders (at most SOME_MAX are searched); purge O(blocks of the
+rank); a match O(blocks looked at + ranks matched), and O(ranks / 64) more for each block that many hold. Memory: 36 to
+72 bytes of table a block; by pair 8 to 20 of log, and in sets beyond two ranks 4 to 8, at most ranks / 8 a block. It is
+given back: sets as they shrink, logs and the table when they are far too large.
 """
 from libc.stdlib cimport free, realloc
 from libc.string cimport memcpy, memset
 from kvcore._blocks cimport (
-    SOME_MAX, TABLE_MIN, lowest_bit, set_add, set_array, set_has, set_remove, set_reserve, table_close, table_fetch,
-    table_find, table_free, table_resize)
+    SOME_MAX, TABLE_MIN, lowest_bit, set_add, set_array, set_has, set_remove, set_reserve, table_close, table_find,
+    table_free, table_next, table_resize, table_start)
 from kvcore._types cimport NO_SLOT, mix64, resize
 
 cdef enum:
     LOG_SLACK = 16
     HEADS = 64                 # chains of ranks that begin further on, by position modulo this
-    AHEAD = 16                  # blocks of a path that are on their way from memory while one is looked at
 
 
 cdef inline int32_t begin(const int32_t* start, slot_t rank) noexcept nogil:
@@ -132,9 +131,7 @@ cdef class PrefixIndex:
         cdef int32_t i
         cdef block_t* row
         for i in range(holding.length):
-            if i + AHEAD < holding.length:
-                table_fetch(&self._table, holding.log[i + AHEAD])
-            row = table_find(&self._table, holding.log[i])
+            row = table_next(&self._table, holding.log, i, holding.length)
             if set_has(&row.holders, rank):
                 self._drop(row, rank)
         free(holding.log)
@@ -186,18 +183,13 @@ cdef class PrefixIndex:
             table_close(&self._table, row)
 
     cdef void _compact(self, holding_t* holding, slot_t rank) noexcept nogil:
-        """Leave each block that the rank holds in its log once.
-
-        A set whose block has been kept is complemented for the moment: a negative size says so.
-        """
+        """Leave each block that the rank holds in its log once. Meanwhile a negated size says: already kept."""
         cdef int32_t i
         cdef int32_t kept = 0
         cdef block_t* row
         cdef void* less
         for i in range(holding.length):
-            if i + AHEAD < holding.length:
-                table_fetch(&self._table, holding.log[i + AHEAD])
-            row = table_find(&self._table, holding.log[i])
+            row = table_next(&self._table, holding.log, i, holding.length)
             if row.holders.size > 0 and set_has(&row.holders, rank):
                 row.holders.size = -row.holders.size
                 holding.log[kept] = row.hash
@@ -231,13 +223,12 @@ cdef class PrefixIndex:
             self.depth[self.matched[i]] = 0
         self.matches = 0
         self.reach = 0
-        heads[0] = NO_SLOT - 1
-        for i in range(min(length, <int32_t>AHEAD)):
-            table_fetch(&self._table, path[i])
+        if start != NULL:
+            memset(heads, 0xFF, sizeof(heads))
+            memset(self._seen, 0, self._words * sizeof(uint64_t))
+        table_start(&self._table, path, length)
         while level < length and (level <= last or size or self._alive_size):
-            if level + AHEAD < length:
-                table_fetch(&self._table, path[level + AHEAD])
-            holders = &table_find(&self._table, path[level]).holders
+            holders = &table_next(&self._table, path, level, length).holders
             kept = 0
             if holders.room < 0:
                 for i in range(size):
@@ -295,22 +286,18 @@ cdef class PrefixIndex:
                 self.matches += 1
                 self._alive_size -= 1
 
-    cdef void _join(self, rankset_t* holders, int32_t level, const int32_t* start, slot_t* heads) noexcept nogil:
-        """Let in those of the many holders whose path begins at this level.
+    cdef void _join(self, const rankset_t* many, int32_t level, const int32_t* start, slot_t* heads) noexcept nogil:
+        """Let in those of a set of that shape whose path begins at this level.
 
-        A holder is looked at once: if it begins further on, it is put into the chain of its position, modulo HEADS.
-        heads[0] < NO_SLOT: this is the first time in this walk.
+        A rank is looked at once: if it begins further on, it is put into the chain of its position, modulo HEADS.
         """
         cdef slot_t rank, after
         cdef int32_t word, slot
         cdef uint64_t fresh
         if start == NULL:
-            memcpy(self._alive, holders.ranks.many, -holders.room * sizeof(uint64_t))
-            self._alive_size = holders.size
+            memcpy(self._alive, many.ranks.many, -many.room * sizeof(uint64_t))
+            self._alive_size = many.size
             return
-        if heads[0] < NO_SLOT:
-            memset(heads, 0xFF, HEADS * sizeof(slot_t))
-            memset(self._seen, 0, self._words * sizeof(uint64_t))
         slot = level & (HEADS - 1)
         rank = heads[slot]
         heads[slot] = NO_SLOT
@@ -319,12 +306,12 @@ cdef class PrefixIndex:
             if start[rank] > level:
                 self._later[rank] = heads[slot]
                 heads[slot] = rank
-            elif start[rank] == level and set_has(holders, rank):
+            elif start[rank] == level and set_has(many, rank):
                 self._alive[rank >> 6] |= <uint64_t>1 << (rank & 63)
                 self._alive_size += 1
             rank = after
-        for word in range(-holders.room):
-            fresh = holders.ranks.many[word] & ~self._seen[word]
+        for word in range(-many.room):
+            fresh = many.ranks.many[word] & ~self._seen[word]
             self._seen[word] |= fresh
             while fresh:
                 rank = 64 * word + lowest_bit(fresh)
