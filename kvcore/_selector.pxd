@@ -1,6 +1,6 @@
 # What a rank costs for a request, and which of several ranks it gets. Functions only: they read loads and overlaps, and
 # write nothing but their answer and the generator that is passed in.
-from kvcore._ledger cimport load_t
+from kvcore._load cimport load_t
 from kvcore._types cimport int32_t, int64_t, ns_t, slot_t, tokens_t, u128, uint64_t
 
 

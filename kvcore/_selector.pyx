@@ -17,7 +17,7 @@ Cost: O(candidates). The common request (device blocks only, no decay of credit,
 """
 from libc.math cimport INFINITY, isfinite
 from kvcore._elementary cimport kv_exp
-from kvcore._ledger cimport blocks_of, requests_of, tokens_at
+from kvcore._load cimport blocks_of, requests_of, tokens_at
 from kvcore._types cimport NO_SLOT, ceil_div
 
 cdef extern from *:
@@ -71,8 +71,7 @@ cdef int64_t hits_beyond(const query_t* query, double depth) noexcept nogil:
 
 
 cdef int64_t cached_tokens(const query_t* query, slot_t rank) noexcept nogil:
-    """What counts as cached there for class, cost and booking: as told, or derived from the tiers; not cut to the prompt.
-    """
+    """What counts as cached there for class, cost and booking, not cut to the prompt: as told, or derived."""
     cdef double blocks
     if query.cached != NULL:
         return query.cached[rank]
@@ -102,7 +101,7 @@ cdef inline bint credits_decode(const query_t* query) noexcept nogil:
 
 
 cdef double rank_cost(const load_t* load, slot_t rank, const query_t* query, tokens_t least) noexcept nogil:
-    """The definition. least: of least_tokens; for a pin its own."""
+    """The definition. least: of least_tokens over all candidates; for a pin its own load."""
     cdef const weights_t* weights = &query.weights
     cdef double size = <double>query.block_size
     cdef int32_t depth = query.active[rank] if query.active != NULL else 0
@@ -138,7 +137,7 @@ cdef double rank_cost(const load_t* load, slot_t rank, const query_t* query, tok
 
 
 cdef inline bint is_common(const query_t* query) noexcept nogil:
-    """Whether common_cost is the cost: prompts are tracked, and nothing but device blocks gives credit."""
+    """Whether the common loop will do: prompts are tracked, and nothing but device blocks gives credit."""
     if not query.track_prefill or query.weights.credit_decay > 0.0 or query.multiplier != NULL:
         return False
     if query.effective != NULL or query.host != NULL or query.disk != NULL or query.cached != NULL:
@@ -146,34 +145,66 @@ cdef inline bint is_common(const query_t* query) noexcept nogil:
     return query.shared_count == 0 or query.weights.shared == 0.0
 
 
-cdef inline double common_cost(
-    const load_t* load, const query_t* query, int32_t device, int32_t depth) noexcept nogil:
-    """rank_cost without the steps that change no bit for a common query."""
-    cdef int64_t cached = whole_tokens(<double>device, query.block_size)
-    cdef double raw = raw_tokens(tokens_at(load, query.now_ns), query.prompt, cached)
-    cdef double blocks = at_least_zero(
-        raw / <double>query.block_size - query.weights.credit * <double>device)
-    return (query.weights.scale * blocks + <double>(blocks_of(load) + (query.sequence_length - depth))
-            ) + query.weights.requests * <double>requests_of(load)
+cdef slot_t cheapest_common(
+    const load_t* loads, const slot_t* candidates, slot_t count, const query_t* query, slot_t* tied,
+    double* best) noexcept nogil:
+    """`cheapest` for a common query: without the steps of rank_cost that change no bit."""
+    # What cannot be pointed to may live in registers: `tied` could, for all that the compiler knows, be the query.
+    cdef const int32_t* device = query.device
+    cdef const int32_t* active = query.active
+    cdef tokens_t prompt = query.prompt
+    cdef int64_t block_size = query.block_size
+    cdef int64_t length = query.sequence_length
+    cdef ns_t now_ns = query.now_ns
+    cdef double credit = query.weights.credit
+    cdef double scale = query.weights.scale
+    cdef double request_weight = query.weights.requests
+    cdef double size = <double>block_size
+    # Division by a power of two is multiplication by its inverse, to the bit.
+    cdef bint shifts = block_size & (block_size - 1) == 0
+    cdef double per_size = 1.0 / size
+    cdef double least_cost = INFINITY
+    cdef slot_t ties = 0
+    cdef int32_t depth = 0
+    cdef const load_t* load
+    cdef double blocks, cost
+    cdef slot_t i, rank
+    for i in range(count):
+        rank = candidates[i]
+        load = &loads[rank]
+        if device != NULL:
+            depth = device[rank]
+        blocks = raw_tokens(tokens_at(load, now_ns), prompt, whole_tokens(<double>depth, block_size) if depth else 0)
+        blocks = blocks * per_size if shifts else blocks / size
+        blocks = scale * at_least_zero(blocks - credit * <double>depth)
+        cost = blocks + <double>(blocks_of(load) + (length - active[rank] if active != NULL else length))
+        if request_weight != 0.0:
+            cost = cost + request_weight * <double>requests_of(load)
+        if cost < least_cost:
+            least_cost = cost
+            ties = 0
+        if cost == least_cost:
+            tied[ties] = rank
+            ties += 1
+    best[0] = least_cost
+    return ties
 
 
 cdef slot_t cheapest(
     const load_t* loads, const slot_t* candidates, slot_t count, const query_t* query, slot_t* tied,
     double* best) noexcept nogil:
-    """All candidates of least cost, in candidate order, into `tied` (room for `count`); their cost. Returns how many."""
-    cdef bint common = is_common(query)
-    cdef tokens_t least = least_tokens(loads, candidates, count, query)
-    cdef slot_t ties = 0
+    """All candidates of least cost, in candidate order, into `tied`, which has room for all. Returns how many."""
+    cdef tokens_t least
     cdef double least_cost = INFINITY
     cdef double cost
+    cdef slot_t ties = 0
     cdef slot_t i, rank
+    if is_common(query):
+        return cheapest_common(loads, candidates, count, query, tied, best)
+    least = least_tokens(loads, candidates, count, query)
     for i in range(count):
         rank = candidates[i]
-        if common:
-            cost = common_cost(&loads[rank], query, query.device[rank] if query.device != NULL else 0,
-                               query.active[rank] if query.active != NULL else 0)
-        else:
-            cost = rank_cost(&loads[rank], rank, query, least)
+        cost = rank_cost(&loads[rank], rank, query, least)
         if cost < least_cost:
             least_cost = cost
             ties = 0
@@ -206,7 +237,8 @@ cdef slot_t softmax(double* costs, slot_t count, double temperature, double u) n
             largest = costs[i]
     if least == largest:
         for i in range(count):
-            costs[i] = 1.0 / <double>count
+            costs[i] = 1.0
+        total = <double>count
     else:
         if not isfinite(largest - least):
             mag = max(abs_of(least), abs_of(largest))
@@ -215,12 +247,10 @@ cdef slot_t softmax(double* costs, slot_t count, double temperature, double u) n
         if not isfinite(base) or not isfinite((largest / mag) * k):
             return first
         for i in range(count):
-            costs[i] = kv_exp((costs[i] / mag) * k - base)
+            costs[i] = kv_exp((costs[i] if mag == 1.0 else costs[i] / mag) * k - base)
             total += costs[i]
-        for i in range(count):
-            costs[i] = costs[i] / total
     for i in range(count):
-        cumulative += costs[i]
+        cumulative += costs[i] / total
         if u <= cumulative:
             return i
     return count - 1

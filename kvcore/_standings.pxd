@@ -1,6 +1,7 @@
 # The ranks of the fleet in canonical order, ready to be asked for the cheapest or the roomiest without a look at all.
 cimport cython
-from kvcore._ledger cimport Ledger, load_t
+from kvcore._ledger cimport Ledger
+from kvcore._load cimport load_t
 from kvcore._selector cimport query_t
 from kvcore._tournament cimport tournament_t
 from kvcore._types cimport int64_t, slot_t, uint64_t

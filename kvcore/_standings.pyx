@@ -19,8 +19,7 @@ Cost: refresh O(dirty log W), at most O(W); cheapest O(log W + overlay), the pla
 large or the query is not served; most_room O(1).
 """
 from libc.stdlib cimport free, qsort
-from kvcore._ledger cimport (
-    INT64_TOP, RANK_OPEN, blocks_of, held_of, load_t, requests_of, tokens_at)
+from kvcore._load cimport INT64_TOP, RANK_OPEN, blocks_of, held_of, load_t, requests_of, tokens_at
 from kvcore._selector cimport choose, draw, rank_cost
 from kvcore._tournament cimport (
     ABSENT, tournament_build, tournament_clear, tournament_free, tournament_init, tournament_key, tournament_min,
@@ -43,6 +42,10 @@ cdef enum:
     # Flags of a position.
     IS_OPEN = 1
     IS_LOADED = 2          # open, and it has prefill tokens
+
+cdef enum:
+    # An overlay of at most this part of all ranks is costed one by one. A rank takes twice as long as in the plain loop.
+    OVERLAY_SHARE = 4
 
 
 cdef int by_position(const void* a, const void* b) noexcept nogil:
@@ -249,7 +252,7 @@ cdef class Standings:
         cdef int64_t key
         cdef double cold, cost
         cdef slot_t position, i
-        if <int64_t>count * self._depth > self.present or least >= KEY_SURE or base >= KEY_SURE - least:
+        if <int64_t>count * OVERLAY_SHARE > self.present or least >= KEY_SURE or base >= KEY_SURE - least:
             return 0
         cold = <double>(least + base) / <double>self._block_size
         self.best = cold
@@ -268,6 +271,8 @@ cdef class Standings:
             if cost == self.best and not (key == least and cost == cold):
                 self._extra[self._extras] = position
                 self._extras += 1
+        if <int64_t>self._extras * self._depth > self.present:
+            return 0
         self._extras = sorted_set(self._extra, self._extras)
         self._tree_ties = tournament_ties(&self._costs) if self.best == cold else 0
         return self._tree_ties + self._extras

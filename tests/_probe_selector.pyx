@@ -6,10 +6,11 @@ from cpython cimport array
 from libc.stdlib cimport calloc, free
 from libc.string cimport memset
 from kvcore._elementary cimport kv_exp, kv_tanh
-from kvcore._ledger cimport INT64_TOP, RANK_OPEN, Ledger, load_t, rank_state_t
+from kvcore._ledger cimport Ledger
+from kvcore._load cimport INT64_TOP, RANK_OPEN, load_t, rank_state_t
 from kvcore._selector cimport (
-    cached_tokens, cheapest, choose, device_blocks, draw, hits_beyond, least_tokens, next_random, query_t, range_t, rank_cost,
-    softmax, uniform)
+    cached_tokens, cheapest, choose, device_blocks, draw, hits_beyond, least_tokens, next_random, query_t, range_t,
+    rank_cost, softmax, uniform)
 from kvcore._standings cimport Standings
 from kvcore._tournament cimport (
     tournament_build, tournament_clear, tournament_free, tournament_init, tournament_key, tournament_min,
@@ -18,7 +19,6 @@ from kvcore._tournament cimport (
 from kvcore._types cimport NO_SLOT, i128, int32_t, int64_t, ns_t, slot_t, uint64_t
 
 import array
-import time
 
 
 cdef object or_none(slot_t slot):
@@ -117,7 +117,8 @@ cdef class Query:
 
 
 cdef class Loads:
-    """load_t by rank: (prefill tokens, weight, requests, taint set, foreign prefill, blocks, requests), later ones 0."""
+    """load_t by rank: (prefill tokens, weight, requests, taint set, foreign prefill, blocks, requests); the last may lack.
+    """
 
     cdef load_t* rows
 
@@ -127,8 +128,9 @@ cdef class Loads:
         for rank in range(<slot_t>len(rows)):
             row = [*rows[rank], 0, 0, 0, 0, 0, 0][:7]
             self.rows[rank].prefill = wide(row[0])
-            (self.rows[rank].weight, self.rows[rank].requests, self.rows[rank].taints,
-             self.rows[rank].foreign_prefill, self.rows[rank].foreign_blocks, self.rows[rank].foreign_requests) = row[1:]
+            self.rows[rank].weight, self.rows[rank].requests, self.rows[rank].taints = row[1:4]
+            self.rows[rank].foreign_prefill, self.rows[rank].foreign_blocks = row[4:6]
+            self.rows[rank].foreign_requests = row[6]
 
     def __dealloc__(self):
         free(self.rows)
@@ -163,19 +165,17 @@ cdef class Loads:
             costs.data.as_doubles)
         return or_none(rank), state
 
-    def time_choose(self, candidates, Query query, int64_t times):
-        """Nanoseconds of CPU per choice."""
+    def repeat(self, candidates, Query query, int64_t times):
+        """So many choices. Generator state after them, from 1."""
         cdef array.array ranks = array.array("i", candidates)
         cdef array.array tied = array.array("i", candidates)
         cdef array.array costs = array.array("d", candidates)
         cdef uint64_t state = 1
         cdef slot_t count = <slot_t>len(ranks)
-        cdef int64_t i
-        start = time.thread_time_ns()
-        for i in range(times):
-            choose(self.rows, slots_of(ranks), count, &query.query, &state, slots_of(tied),
-                   costs.data.as_doubles)
-        return (time.thread_time_ns() - start) / times
+        cdef int64_t _i
+        for _i in range(times):
+            choose(self.rows, slots_of(ranks), count, &query.query, &state, slots_of(tied), costs.data.as_doubles)
+        return state
 
 
 cdef class Tree:
@@ -308,27 +308,30 @@ cdef class Fleet:
             self.ledger.loads, slots_of(ranks), count, &query.query, slots_of(tied), &best)
         return or_none(rank), state, list(tied[:ties]), best
 
-    def time_cheapest(self, Query query, overlay, int64_t times):
-        """Nanoseconds of CPU per choice of the standings."""
+    def repeat(self, Query query, overlay, changed, int64_t times):
+        """So many choices of the standings, before each of which the ranks named have changed. Generator state, from 1.
+        """
         cdef array.array ranks = array.array("i", overlay)
+        cdef array.array others = array.array("i", changed)
         cdef uint64_t state = 1
         cdef slot_t count = <slot_t>len(ranks)
-        cdef int64_t i
-        start = time.thread_time_ns()
-        for i in range(times):
-            self.standings.cheapest(&query.query, slots_of(ranks), count, &state)
-        return (time.thread_time_ns() - start) / times
-
-    def time_refresh(self, changed, int64_t times):
-        """Nanoseconds of CPU per refresh after the ranks named have changed; the changes count, too."""
-        cdef array.array ranks = array.array("i", changed)
-        cdef slot_t count = <slot_t>len(ranks)
+        cdef slot_t changes = <slot_t>len(others)
         cdef slot_t j
         cdef int64_t i
-        start = time.thread_time_ns()
         for i in range(times):
-            for j in range(count):
+            for j in range(changes):
                 self.reports += 1
-                self.ledger.report(slots_of(ranks)[j], self.reports, 16 * (i & 1), 3, 1, True)
+                self.ledger.report(slots_of(others)[j], self.reports, 16 * (i & 1), 0, 1, True)
             self.standings.refresh()
-        return (time.thread_time_ns() - start) / times
+            self.standings.cheapest(&query.query, slots_of(ranks), count, &state)
+        return state
+
+    def repeat_plain(self, Query query, int64_t times):
+        """So many choices of the plain loop over all ranks. Generator state after them, from 1."""
+        cdef array.array ranks = array.array("i", range(self.ranks))
+        cdef array.array tied = array.array("i", ranks)
+        cdef uint64_t state = 1
+        cdef int64_t _i
+        for _i in range(times):
+            choose(self.ledger.loads, slots_of(ranks), self.ranks, &query.query, &state, slots_of(tied), NULL)
+        return state

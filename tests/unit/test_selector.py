@@ -247,5 +247,5 @@ def test_e41_costs_are_finite_never_negative_and_grow_with_load(case, more, name
 def test_the_request_helpers(blocks, prompt, size, wanted):
     """Effective cached tokens, prefill delta, blocks of the prompt."""
     helpers = load("_probe").helpers
-    assert helpers(blocks, prompt, size, True) == wanted
-    assert helpers(blocks, prompt, size, False) == (wanted[0], 0, wanted[2])
+    assert helpers(blocks * size, prompt, size, True) == wanted
+    assert helpers(blocks * size, prompt, size, False) == (wanted[0], 0, wanted[2])

@@ -156,10 +156,14 @@ def test_an_overlap_that_makes_a_rank_dearer_is_seen():
 
 
 def test_a_large_overlay_is_left_to_the_plain_loop():
+    """Or one in which many tie: they would have to be sorted."""
     fleet = probe.Fleet(64)
-    case = Case((At(device=1),) * 64)
-    assert fleet.settle(case.query(), list(range(10))) is not None
-    assert fleet.settle(case.query(), list(range(11))) is None
+    case = Case(tuple(At(device=1 + (rank == 5)) for rank in range(64)))
+    assert fleet.settle(case.query(), list(range(16))) is not None
+    assert fleet.settle(case.query(), list(range(17))) is None
+    assert agree(fleet, case, list(range(64)), 1) is False
+    assert fleet.settle(case.query(), list(range(6, 16))) is not None
+    assert fleet.settle(case.query(), list(range(6, 17))) is None
     assert agree(fleet, case, list(range(64)), 1) is False
 
 

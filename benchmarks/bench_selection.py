@@ -1,0 +1,116 @@
+"""Choosing a rank, by the number of workers, in C: without events, bookings and actions around it.
+
+W workers of one rank, block size 16, a prompt of 2,048 tokens; the load of worker w is 16 w prefill tokens, w mod 127
+blocks and w mod 17 requests, the one of selector facts 8.1. k ranks have four blocks of the prompt cached.
+
+plain       the loop over all candidates, which is the definition; default weights
+standings   trees over the fleet, one look-up per choice; with many overlapping ranks they turn to the plain loop
+changing    the same, and before each choice one rank's load changes and is taken in
+8.1         the fixture of selector facts 8.1: every rank is told effective blocks and cached tokens; the plain loop with
+            all terms, at temperature T, with or without decay of credit
+
+These need the doors of the tests (tests/_probe_selector.pyx), which are built when first asked for.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import astuple, replace
+from pathlib import Path
+
+import pytest
+from harness import digest, shown, times
+
+pytest.importorskip("Cython")
+sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
+
+from probe_build import load  # noqa: E402
+
+from kvcore import SelectionWeights  # noqa: E402
+
+probe = load("_probe_selector")
+
+TABLE = "Choosing a rank, per choice; per rank: of the candidates"
+
+#: Ranks to look at in one round.
+LOOKS = {"small": 1_000, "large": 200_000}
+CHOICES = {"small": 10, "large": 2_000}
+DEFAULT = SelectionWeights()
+
+
+def query(device=None, weights=DEFAULT, **told):
+    return probe.Query(2048, 16, astuple(weights), device=device, **told)
+
+
+def fleet(workers: int):
+    made = probe.Fleet(workers)
+    for w in range(workers):
+        made.report(w, 16 * w, w % 127, w % 17)
+    made.refresh()
+    return made
+
+
+def overlapping(workers: int, ranks: int) -> list[int]:
+    """So many, spread evenly; not the cheapest ones only."""
+    count = min(ranks, workers)
+    return [i * workers // count for i in range(count)]
+
+
+@pytest.fixture
+def timed(benchmark, report, size):
+    """Measures choices, prints them as one row, and says how they have grown since the number of workers before."""
+
+    def time_it(series: str, workers: int, run, looks: int) -> None:
+        """run(times) chooses so often; looks: ranks that one choice may look at."""
+        choices = max(2, CHOICES[size] if looks == 0 else LOOKS[size] // looks)
+        found = digest(run(2))
+        figure = report.measure(benchmark, lambda: (choices,), run, choices, found, size)
+        growth = report.growth(series, workers, figure)
+        each = "" if figure is None else f"{figure.ns / workers:.2f} ns"
+        report.add(TABLE, f"{series} W = {workers:,}", time=shown(figure), x=times(figure), growth=growth,
+                   per_rank=each, digest=found)
+
+    return time_it
+
+
+WORKERS = pytest.mark.sizes("workers", small=(16, 64), large=(16, 256, 2048, 16_384))
+OVERLAP = pytest.mark.parametrize("ranks", [0, 1, 10, 10**9], ids=["0", "1", "10", "all"])
+
+
+def named(ranks: int) -> str:
+    return "all" if ranks == 10**9 else str(ranks)
+
+
+@OVERLAP
+@WORKERS
+def test_plain(workers, ranks, timed):
+    made, cached = fleet(workers), set(overlapping(workers, ranks))
+    asked = query([4 * (w in cached) for w in range(workers)])
+    timed(f"plain, k = {named(ranks)},", workers, lambda n: made.repeat_plain(asked, n), workers)
+
+
+@OVERLAP
+@WORKERS
+def test_standings(workers, ranks, timed):
+    made, cached = fleet(workers), overlapping(workers, ranks)
+    asked = query([4 * (w in set(cached)) for w in range(workers)] if ranks < workers else [4] * workers)
+    timed(f"standings, k = {named(ranks)},", workers, lambda n: made.repeat(asked, cached, [], n),
+          workers if ranks >= workers else 0)
+
+
+@WORKERS
+def test_changing(workers, timed):
+    made, asked = fleet(workers), query()
+    timed("changing, k = 0,", workers, lambda n: made.repeat(asked, [], [workers // 2], n), 0)
+
+
+@pytest.mark.parametrize("decay", [0.0, 1.0])
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+@pytest.mark.sizes("workers", small=(2, 32), large=(2, 32, 1024, 2048, 10_000))
+def test_fixture(workers, temperature, decay, timed):
+    loads = probe.Loads([(16 * w, (w % 127) << 20, w % 17) for w in range(workers)])
+    asked = query(
+        weights=replace(DEFAULT, overlap_score_credit_decay=decay, temperature=temperature),
+        effective=[4.0 * (w % 32) for w in range(workers)], cached=[64 * (w % 32) for w in range(workers)])
+    ranks = range(workers)
+    timed(f"8.1, T = {temperature}, decay {decay:.0f},", workers, lambda n: loads.repeat(ranks, asked, n), workers)
