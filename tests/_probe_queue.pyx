@@ -1,17 +1,13 @@
-"""Doors for tests to compiled internals: lanes, overtaking, round robin, ledger.
+"""Doors for tests to compiled internals: lanes, overtaking, round robin.
 
 Never shipped. A door converts and does nothing else: NO_SLOT becomes None, C rows become tuples, 128-bit sums become
 ints, a Python function becomes the dispatch test.
 """
-from cpython cimport array
 from kvcore._drr cimport LIMIT_NONE, VISIT_NONE, VISIT_PAID, PolicyQueue, limit_t
 from kvcore._heap cimport heap_t
 from kvcore._lanes cimport SHARED, ClassQueue, WaitingTable, waiting_t
-from kvcore._ledger cimport Ledger, active_blocks
 from kvcore._overtaking cimport Overtaking
-from kvcore._types cimport NO_SLOT, i128, int32_t, int64_t, ns_t, slot_t, uint32_t, uint64_t
-
-import array
+from kvcore._types cimport NO_SLOT, i128, int32_t, int64_t, ns_t, slot_t, uint64_t
 
 LIMITS = ("requests", "raw", "cached")
 
@@ -246,75 +242,3 @@ cdef class Queue:
     def retry_after_ns(self, slot_t class_index, int64_t current, int64_t bound):
         cdef int64_t value = self.queue.retry_after_ns(class_index, current, bound)
         return None if value == -1 else value
-
-
-cdef class Books:
-    """Ledger. thresholds: pairs (absolute or None, fraction or None). Paths are sequences of block hashes."""
-
-    cdef Ledger ledger
-
-    def __cinit__(self, list thresholds):
-        self.ledger = Ledger(thresholds)
-
-    def add_rank(self, slot_t rank, uint64_t tag):
-        self.ledger.reserve_ranks(rank + 1)
-        self.ledger.name_rank(rank, tag)
-
-    def remove_rank(self, slot_t rank):
-        self.ledger.remove_rank(rank)
-
-    def configure(self, slot_t rank, int64_t max_batched_tokens, slot_t taints=0):
-        self.ledger.configure_rank(rank, max_batched_tokens, taints)
-
-    def calm(self, slot_t rank, slot_t pair):
-        """The largest prefill load that is not busy."""
-        return self.ledger._calm[rank * self.ledger.pairs + pair]
-
-    def busy(self, slot_t rank, slot_t pair):
-        return bool(self.ledger.busy(rank, pair))
-
-    def free(self):
-        """Free ranks per pair."""
-        cdef slot_t pair
-        return [self.ledger.free[pair] for pair in range(self.ledger.pairs)]
-
-    def free_of(self, slot_t taints):
-        """Free ranks per pair, of those that carry this taint set."""
-        cdef slot_t pair
-        return [self.ledger.free_of[taints * self.ledger.pairs + pair] for pair in range(self.ledger.pairs)]
-
-    def book(self, slot_t slot, slot_t rank, int64_t prefill, path):
-        cdef array.array hashes = array.array("Q", path)
-        self.ledger.book(slot, rank, prefill, <const uint64_t*>hashes.data.as_ulonglongs, <int32_t>len(hashes))
-
-    def complete_prefill(self, slot_t slot):
-        return bool(self.ledger.complete_prefill(slot))
-
-    def add_output(self, slot_t slot, int32_t weight, path):
-        cdef array.array hashes = array.array("Q", path)
-        self.ledger.add_output(slot, weight, <const uint64_t*>hashes.data.as_ulonglongs, <int32_t>len(hashes))
-
-    def release(self, slot_t slot, path):
-        cdef array.array hashes = array.array("Q", path)
-        return bool(self.ledger.release(slot, <const uint64_t*>hashes.data.as_ulonglongs, <int32_t>len(hashes)))
-
-    def load(self, slot_t rank):
-        """(prefill tokens, weight, active blocks, requests)."""
-        row = &self.ledger.loads[rank]
-        return wide(row.prefill), row.weight, active_blocks(row), row.requests
-
-    def booked_on(self, slot_t rank):
-        """Request slots, newest booking first; the way back is checked."""
-        cdef slot_t slot = self.ledger.loads[rank].first
-        cdef slot_t before = NO_SLOT
-        found = []
-        while slot != NO_SLOT:
-            assert self.ledger.bookings[slot].prev == before
-            found.append(slot)
-            before = slot
-            slot = self.ledger.bookings[slot].next
-        return found
-
-    def pairs_held(self):
-        """(blocks, (block, rank) pairs, mixed) of prompt blocks of live bookings."""
-        return self.ledger.active.blocks, self.ledger.active.pairs, self.ledger.active.mixed

@@ -1,16 +1,18 @@
-"""Ledger: totals are sums over live bookings, weights are sticky, busy bounds are exact, free ranks are counted."""
+"""Ledger: totals are sums over live bookings, weights are sticky, held blocks are whole, busy bounds are exact."""
 
 from __future__ import annotations
 
+import array
 import math
+import resource
+from contextlib import contextmanager
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from oracle_ledger import RankLoad
 from probe_build import load
 
-Books = load("_probe_queue").Books
+Books = load("_probe_ledger").Books
 
 ONE = 2**20
 TWO_53 = 2**53
@@ -76,7 +78,7 @@ def test_a_booking_is_released_to_nothing():
     books.book(3, 0, 7, (1, 2))
     assert books.load(0) == (7, 2 * ONE, 2, 1)
     assert (books.busy(0, 0), books.free()) == (True, [0])
-    assert books.release(3, (1, 2)) is True
+    assert books.release(3) is True
     assert books.load(0) == (0, 0, 0, 0)
     assert (books.busy(0, 0), books.free()) == (False, [1])
     assert books.pairs_held() == (0, 0, 0)
@@ -87,11 +89,11 @@ def test_prefill_is_released_once():
     books.book(0, 0, 7, (1,))
     assert books.complete_prefill(0) is True
     assert books.load(0) == (0, ONE, 1, 1)
-    assert books.release(0, (1,)) is False  # no prefill load fell
+    assert books.release(0) is False  # no prefill load fell
     assert books.load(0) == (0, 0, 0, 0)
     books.book(0, 0, 0, ())
     assert books.complete_prefill(0) is False
-    assert books.release(0, ()) is False
+    assert books.release(0) is False
     assert books.free() == [1]
 
 
@@ -103,24 +105,24 @@ def test_a_shared_block_counts_once():
     assert books.load(0)[1:] == (4 * ONE, 4, 2)
     assert books.load(1)[1:] == (ONE, 1, 1)
     assert books.pairs_held()[:2] == (4, 5)
-    books.release(0, (1, 2, 3))
+    books.release(0)
     assert books.load(0)[1:] == (3 * ONE, 3, 1)
 
 
 def test_an_output_block_weighs_one_until_a_fraction_comes():
     books = made()
     books.book(0, 0, 0, (1, 2))
-    books.add_output(0, -1, (1, 2))
+    books.add_output(0)
     assert books.load(0)[1:3] == (3 * ONE, 3)
-    books.add_output(0, ONE // 4, (1, 2))  # two outputs and two blocks of its own
+    books.add_output(0, ONE // 4)  # two outputs and two blocks of its own
     assert books.load(0)[1:3] == (ONE, 1)
-    books.add_output(0, -1, (1, 2))
+    books.add_output(0)
     assert books.load(0)[1] == 2 * ONE
-    books.add_output(0, 0, (1, 2))
+    books.add_output(0, 0)
     assert books.load(0)[1] == 0
-    books.add_output(0, ONE, (1, 2))
+    books.add_output(0, ONE)
     assert books.load(0)[1] == 7 * ONE
-    books.release(0, (1, 2))
+    books.release(0)
     assert books.load(0) == (0, 0, 0, 0)
 
 
@@ -128,17 +130,17 @@ def test_a_fraction_leaves_shared_blocks_alone_and_is_sticky():
     books = made()
     books.book(0, 0, 0, (1, 2))
     books.book(1, 0, 0, (1,))
-    books.add_output(0, 0, (1, 2))  # block 2 only
+    books.add_output(0, 0)  # block 2 only
     assert books.load(0)[1] == ONE
     books.book(2, 0, 0, (2, 3))  # shares block 2 as it is
     assert books.load(0)[1] == 2 * ONE
-    books.release(0, (1, 2))
+    books.release(0)
     assert books.load(0)[1] == 2 * ONE
-    books.release(2, (2, 3))
+    books.release(2)
     books.book(3, 0, 0, (2,))  # a new life
     assert books.load(0)[1] == 2 * ONE
-    books.release(1, (1,))
-    books.release(3, (2,))
+    books.release(1)
+    books.release(3)
     assert books.load(0) == (0, 0, 0, 0)
 
 
@@ -147,11 +149,11 @@ def test_active_blocks_are_rounded_half_up(weight, blocks):
     books = made()
     books.book(0, 0, 0, ())
     if weight > ONE:
-        books.add_output(0, -1, ())
+        books.add_output(0)
         books.book(1, 0, 0, ())
-        books.add_output(1, weight - ONE, ())
+        books.add_output(1, weight - ONE)
     else:
-        books.add_output(0, weight, ())
+        books.add_output(0, weight)
     assert books.load(0)[1:3] == (weight, blocks)
 
 
@@ -159,9 +161,9 @@ def test_a_path_may_name_a_block_twice():
     books = made()
     books.book(0, 0, 0, (5, 5))
     assert books.load(0)[1] == ONE
-    books.add_output(0, 0, (5, 5))  # counted twice, so not its own alone
+    books.add_output(0, 0)  # counted twice, so not its own alone
     assert books.load(0)[1] == ONE
-    books.release(0, (5, 5))
+    books.release(0)
     assert books.load(0) == (0, 0, 0, 0)
 
 
@@ -170,11 +172,11 @@ def test_bookings_of_a_rank_are_linked():
     for slot in (4, 2, 9, 0):
         books.book(slot, slot == 9, 1, ())
     assert (books.booked_on(0), books.booked_on(1)) == ([0, 2, 4], [9])
-    books.release(2, ())
+    books.release(2)
     assert books.booked_on(0) == [0, 4]
-    books.release(0, ())
+    books.release(0)
     assert books.booked_on(0) == [4]
-    books.release(4, ())
+    books.release(4)
     assert books.booked_on(0) == []
 
 
@@ -185,113 +187,156 @@ def test_loads_have_more_than_64_bits():
     assert books.load(0)[0] == 1_100 * TWO_53
     assert (books.busy(0, 0), books.busy(0, 1)) == (True, False)
     for slot in range(1_100):
-        books.release(slot, ())
+        books.release(slot)
     assert books.load(0) == (0, 0, 0, 0)
     assert books.free() == [1, 1]
 
 
-def test_ranks_without_thresholds_are_never_counted():
-    books = made(ranks=3)
-    books.book(0, 1, 10**9, ())
-    assert books.free() == []
+def test_held_blocks_are_whole_whatever_they_weigh():
+    """Distinct prompt blocks, the private rest of each prompt, and the larger of its reserve and its outputs."""
+    books = made()
+    books.book(0, 0, 0, (1, 2), private=3, reserve=2)
+    assert books.held(0) == 2 + 3 + 2
+    books.book(1, 0, 0, (1, 2, 3), private=1)
+    assert books.held(0) == 3 + 4 + 2
+    for outputs in (1, 2):
+        books.add_output(0, 0)
+        assert books.held(0) == 9  # inside the reserve
+    books.add_output(0)
+    assert books.held(0) == 10  # beyond it
+    books.add_output(1, ONE // 2)
+    assert books.held(0) == 11
+    books.release(0)
+    assert books.held(0) == 3 + 1 + 1
+    books.release(1)
+    assert books.held(0) == 0
 
 
-def test_free_ranks_follow_caps_and_ranks():
-    books = made((None, 1.0), (8, None), ranks=3, cap=10)
-    for slot, (rank, prefill) in enumerate([(0, 9), (1, 10), (2, 11)]):
-        books.book(slot, rank, prefill, ())
-    assert books.free() == [2, 0]
-    books.configure(2, 11)
-    assert books.free() == [3, 0]
-    books.configure(0, 8)
-    books.configure(1, 8)
-    assert books.free() == [1, 0]
-    books.release(0, ())
-    assert books.free() == [2, 1]
-    books.remove_rank(0)
-    assert books.free() == [1, 0]
-    books.release(1, ())
-    books.remove_rank(1)
-    assert books.free() == [1, 0]
-    books.add_rank(0, 5)
-    assert books.free() == [1, 0]  # not present before it is configured
-    books.configure(0, 1)
-    assert books.free() == [2, 1]
+def test_what_is_held_has_more_than_64_bits():
+    books = made()
+    for slot in range(1_100):
+        books.book(slot, 0, 0, (), private=TWO_53, reserve=TWO_53)
+    assert books.held(0) == 1_100 * 2**54
+    assert books.effective(0)[3] == INT64_MAX
+    assert books.has_room(0, TWO_53)  # no cap: nothing to compare
+    books.configure(0, 1, blocks=TWO_53)
+    assert not books.has_room(0, 0)
+    for slot in range(1_100):
+        books.release(slot)
+    assert (books.held(0), books.has_room(0, TWO_53)) == (0, True)
 
 
-def test_free_ranks_are_counted_per_taint_set_too():
-    books = made((5, None), ranks=4)
-    for rank, taints in enumerate((0, 3, 3, 1)):
-        books.configure(rank, 1, taints)
-    assert [books.free_of(taints) for taints in range(4)] == [[1], [1], [0], [2]]
-    books.book(0, 1, 6, ())
-    assert (books.free(), books.free_of(3)) == ([3], [1])
-    books.configure(1, 1, 2)
-    assert [books.free_of(taints) for taints in range(4)] == [[1], [1], [0], [1]]
+def test_effective_prefill_saturates_and_stays_exact_below():
+    books = made((10, None), (None, INF))
+    for slot in range(1_023):
+        books.book(slot, 0, TWO_53, ())
+    assert books.effective(0)[0] == 1_023 * TWO_53
+    books.report(0, 0, TWO_53, 0, 0, True)  # less than its own: nothing foreign
+    assert books.effective(0)[0] == 1_023 * TWO_53
+    books.book(1_023, 0, TWO_53 - 1, ())
+    assert books.effective(0)[0] == INT64_MAX
+    books.book(1_024, 0, 1, ())
+    assert (books.load(0)[0], books.effective(0)[0]) == (2**63, INT64_MAX)
+    assert (books.busy(0, 0), books.busy(0, 1), books.free()) == (True, False, [0, 1])
+    books.release(1_024)
+    books.release(1_023)
+    assert books.effective(0)[0] == 1_023 * TWO_53
+    assert books.faults() == []
+
+
+def test_a_slot_that_is_used_again_starts_anew():
+    """E22: what an ended booking has left behind, outputs, fractions, a path, is nothing to the next one."""
+    books = made(ranks=2)
+    books.book(0, 0, 7, (1, 2, 3), private=4, reserve=5)
     books.complete_prefill(0)
-    assert [books.free_of(taints) for taints in range(4)] == [[1], [1], [1], [1]]
-    books.release(0, ())
-    books.remove_rank(1)
-    assert (books.free(), books.free_of(2)) == ([3], [0])
+    for _ in range(9):
+        books.add_output(0, 0)
+    books.release(0)
+    books.book(0, 1, 3, (4,), private=1)
+    assert (books.load(0), books.held(0)) == ((0, 0, 0, 0), 0)
+    assert (books.load(1), books.held(1), books.bound_from(0)) == ((3, ONE, 1, 1), 2, 1)
+    assert books.release(0) is True
+    assert (books.load(1), books.held(1)) == ((0, 0, 0, 0), 0)
 
 
-PAIRS = ((10, None), (None, 0.5), (30, 2.0), (0, None), (None, INF))
-paths = st.lists(st.integers(0, 6), max_size=4).map(tuple)
-steps = st.one_of(
-    st.tuples(st.just("book"), st.integers(0, 9), st.integers(0, 2), st.integers(0, 25) | st.just(TWO_53), paths),
-    st.tuples(st.just("complete"), st.integers(0, 9)),
-    st.tuples(st.just("output"), st.integers(0, 9), st.none() | st.floats(0, 1)),
-    st.tuples(st.just("release"), st.integers(0, 9)),
-    st.tuples(st.just("cap"), st.integers(0, 2), st.integers(1, 60), st.integers(0, 3)),
-)
+def test_nothing_is_deducted_twice():
+    """E19: totals equal the sum over entries while they go one by one, the prefill of some done twice before."""
+    books = made((0, None))
+    for slot in range(6):
+        books.book(slot, 0, slot, (0, slot), private=slot)
+    for slot in (1, 3, 3, 1):
+        books.complete_prefill(slot)
+    left = {slot: (0 if slot in (1, 3) else slot) for slot in range(6)}
+    for slot in (3, 0, 5, 1, 2, 4):
+        books.release(slot)
+        del left[slot]
+        names = {name for other in left for name in (0, other)}
+        assert books.load(0) == (sum(left.values()), len(names) * ONE, len(names), len(left))
+        assert books.held(0) == len(names) + sum(left)
+        assert books.faults() == []
+    assert books.free() == [1]
 
 
-@given(st.lists(steps, max_size=60))
-def test_totals_are_those_of_a_recount(story):
-    """Against the oracle's loads, which are summed anew whenever somebody asks."""
-    books = made(*PAIRS, ranks=3, cap=20)
-    ranks, caps, sets, booked = [RankLoad() for _ in range(3)], [20] * 3, [0] * 3, {}
-    for kind, slot, *fields in story:
-        if kind == "book" and slot not in booked:
-            rank, prefill, path = fields
-            books.book(slot, rank, prefill, path)
-            booked[slot] = (rank, ranks[rank].book(prefill, path))
-        elif kind == "cap":
-            books.configure(slot, *fields)
-            caps[slot], sets[slot] = fields
-        elif kind != "book" and slot in booked:
-            rank, booking = booked[slot]
-            falls = not booking.prefill_done and booking.prefill_tokens > 0
-            if kind == "output":
-                weight = -1 if fields[0] is None else math.floor(fields[0] * ONE + 0.5)
-                books.add_output(slot, weight, booking.blocks)
-                ranks[rank].add_output(booking, fields[0])
-            elif kind == "complete" and not booking.prefill_done:
-                assert books.complete_prefill(slot) == falls
-                booking.prefill_done = True
-            elif kind == "release":
-                assert books.release(slot, booking.blocks) == falls
-                ranks[rank].release(booking)
-                del booked[slot]
-        compare(books, ranks, caps, sets, booked)
-    for slot, (_, booking) in booked.items():
-        books.release(slot, booking.blocks)
-    assert [books.load(rank) for rank in range(3)] == [(0, 0, 0, 0)] * 3
-    assert books.pairs_held() == (0, 0, 0)
-    assert books.free() == [3] * len(PAIRS)
+def test_prefill_load_ends_with_the_prefill():
+    """E20: at the first token the tokens are gone and the blocks stay, through the whole decode."""
+    books = made((0, None))
+    books.book(0, 0, 64, (1, 2, 3, 4))
+    assert books.busy(0, 0)
+    books.complete_prefill(0)
+    assert (books.load(0), books.busy(0, 0), books.free()) == ((0, 4 * ONE, 4, 1), False, [1])
+    books.add_output(0)
+    assert (books.load(0), books.free()) == ((0, 5 * ONE, 5, 1), [1])
 
 
-def compare(books, ranks, caps, sets, booked) -> None:
-    for number, rank in enumerate(ranks):
-        prefill, _, blocks, requests = books.load(number)
-        assert (prefill, blocks, requests) == (rank.prefill_tokens, rank.active_blocks, rank.requests)
-        assert sorted(books.booked_on(number)) == sorted(slot for slot, (of, _) in booked.items() if of == number)
-    assert books.pairs_held()[1] == sum(len(rank.live) for rank in ranks)
-    for pair, (absolute, fraction) in enumerate(PAIRS):
-        calm = [(absolute is None or rank.prefill_tokens <= absolute)
-                and (fraction is None or float(rank.prefill_tokens) <= fraction * float(cap))
-                for rank, cap in zip(ranks, caps, strict=True)]
-        assert [not books.busy(number, pair) for number in range(3)] == calm
-        assert books.free()[pair] == sum(calm)
-        for taints in set(sets):
-            assert books.free_of(taints)[pair] == sum(c for c, of in zip(calm, sets, strict=True) if of == taints)
+@contextmanager
+def little_memory(spare: int):
+    """Address space for this many bytes more, and not one above."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    with open("/proc/self/statm", encoding="ascii") as file:
+        used = int(file.read().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + spare, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+def test_a_booking_without_memory_has_not_happened():
+    """The path shares blocks that are bound to their user, and then runs out of memory."""
+    books = made((5, None))
+    books.book(0, 0, 3, (1, 2, 3), private=1, reserve=1)
+    books.add_output(0, ONE // 2)
+    assert books.bound_from(0) == 0
+    books.dirty()
+    path = array.array("Q", range(1, 400_000))
+
+    def reading():
+        return (books.load(0), books.held(0), books.effective(0), books.free(), books.pairs_held(), books.booked_on(0),
+                [books.weight(0, name) for name in range(1, 6)], books.dirty())
+
+    before = reading()
+    with little_memory(12 * 2**20), pytest.raises(MemoryError):
+        books.book(1, 0, 3, path)
+    assert books.faults() == []
+    assert reading() == before
+    books.add_output(0, ONE // 4)
+    assert [books.weight(0, name) for name in (1, 2, 3)] == [ONE // 4] * 3
+    books.book(1, 0, 3, path)
+    assert books.load(0)[3] == 2
+    books.release(0)
+    books.release(1)
+    assert (books.load(0), books.held(0), books.pairs_held()) == ((0, 0, 0, 0), 0, (0, 0, 0))
+
+
+def test_room_that_is_not_to_be_had_changes_nothing():
+    books = made((5, None))
+    books.book(0, 0, 3, (1,))
+    with little_memory(4 * 2**20), pytest.raises(MemoryError):
+        books.configure(0, 2, taints=10_000_000)
+    with little_memory(4 * 2**20), pytest.raises(MemoryError):
+        books.add_rank(10_000_000, 7)
+    with little_memory(4 * 2**20), pytest.raises(MemoryError):
+        books.book(10_000_000, 0, 3, (1,))
+    assert (books.load(0), books.free(), books.free_of(0), books.in_state(0)) == (
+        (3, ONE, 1, 1), [1], [1], [1, 0, 0, 0])
+    assert books.faults() == []
