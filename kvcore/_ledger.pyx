@@ -438,4 +438,3 @@ cdef class Ledger:
             pair.weight = booking.path_weight
             pair.owner = NO_SLOT
         booking.bound_from = at + 1
-

@@ -199,7 +199,7 @@ def test_held_blocks_are_whole_whatever_they_weigh():
     assert books.held(0) == 2 + 3 + 2
     books.book(1, 0, 0, (1, 2, 3), private=1)
     assert books.held(0) == 3 + 4 + 2
-    for outputs in (1, 2):
+    for _ in range(2):
         books.add_output(0, 0)
         assert books.held(0) == 9  # inside the reserve
     books.add_output(0)

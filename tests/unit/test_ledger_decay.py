@@ -40,7 +40,8 @@ def test_the_remainder_is_what_a_whole_number_of_tokens_leaves():
     books = made(rate=2)
     books.book(0, 0, 7, ())
     found = []
-    for now_ns in (0, SECOND // 2 - 1, SECOND // 2, SECOND, 3 * SECOND, 35 * SECOND // 10 - 1, 35 * SECOND // 10, 10**12):
+    half = SECOND // 2
+    for now_ns in (0, half - 1, half, 2 * half, 6 * half, 7 * half - 1, 7 * half, 10**12):
         books.advance(now_ns)
         found.append(books.own_tokens(0))
     assert found == [7, 7, 6, 5, 1, 1, 0, 0]

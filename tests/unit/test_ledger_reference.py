@@ -309,7 +309,7 @@ class TestPrefillTracker:
         assert (tokens_at(books, 5), books.anchor_ns(0)) == ([90], 4 * SECOND)
 
     def test_12_nonfront_modeled_removal_caps_anchor_shift_at_removal_time(self):
-        """Completed at 2: anchor 2, 100 t, a second later 90. Cancelled: the same there, no credit here: 80, then 70."""
+        """Completed at 2: anchor 2, 100 t, a second later 90. Cancelled: the same there; no credit here: 80, 70."""
         books = made(10)
         books.book(0, 0, 100, ())
         books.book(1, 0, 40, ())
@@ -453,7 +453,7 @@ class TestSingle:
         assert (books.load(0)[0], books.fifo(0)) == (0, [])
 
     def test_10_force_expiry(self):
-        """By age there: both gone at 301 s, at 332 s an add works. Here the scheduler releases what makes no progress."""
+        """By age there: both gone at 301 s, at 332 s an add works. Here the scheduler releases what is not heard of."""
         books = made()
         books.book(0, 0, 4, (1,))
         books.book(1, 0, 4, (2,))

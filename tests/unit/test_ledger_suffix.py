@@ -1,4 +1,4 @@
-"""Ledger, fractions: they go up from the tail to the first block that is shared, and cost one step when they come again.
+"""Ledger, fractions: they go up from the tail to the first shared block, and cost one step when they come again.
 
 That binding cannot be told from walking is what test_ledger_model proves; here: what is bound to whom, and that it is
 not walked over and over.
