@@ -20,7 +20,7 @@ from kvcore._load cimport (
 from kvcore._requests cimport request_t
 from kvcore._selector cimport cached_tokens, choose, device_blocks
 from kvcore._types cimport NO_SLOT, int32_t, resize
-from kvcore.request cimport output_blocks, prefill_delta, prompt_blocks
+from kvcore.request cimport effective_cached_tokens, output_blocks, prefill_delta, prompt_blocks
 
 from kvcore.actions import RejectReason
 from kvcore.config import OnOverload
@@ -32,7 +32,7 @@ cdef enum:
 cdef bint runs_now(void* placement, slot_t class_index, slot_t slot) noexcept:
     try:
         return (<Placement>placement).may_run(class_index, slot)
-    except Exception as error:
+    except MemoryError as error:
         (<Placement>placement).failure = error
         return False
 
@@ -151,7 +151,7 @@ cdef class Placement:
                     best = max(best, cached_tokens(&query, ranks[i]))
         finally:
             self.overlaps.end()
-        return min(best, row.prompt)
+        return effective_cached_tokens(best, row.prompt)
 
     # May it run.
 
@@ -376,7 +376,7 @@ cdef class Placement:
         action.dp_rank = self.fleet.workers.ranks[rank].dp_rank
         action.class_index = row.class_index
         action.overlap_blocks = device_blocks(query, rank)
-        action.cached_tokens = min(row.prompt, cached_tokens(query, rank))
+        action.cached_tokens = effective_cached_tokens(cached_tokens(query, rank), row.prompt)
         action.prefill_tokens = prefill_delta(row.prompt, action.cached_tokens, row.track_prefill)
         action.potential_decode_blocks = (
             active_blocks(&self.fleet.ledger.loads[rank]) - query.active[rank]

@@ -9,7 +9,7 @@ from kvcore._load cimport active_blocks, blocks_of, load_t, own_tokens_at, reque
 from kvcore._selector cimport cached_tokens, least_tokens, query_t, rank_cost
 from kvcore._types cimport int32_t, int64_t, saturated, tokens_t, uint32_t, uint64_t
 from kvcore._workers cimport rank_t
-from kvcore.request cimport prefill_delta
+from kvcore.request cimport effective_cached_tokens, prefill_delta
 
 #: One row of `Scheduler.loads()`: own bookings, then what the engine has last reported (-1: nothing).
 #: prefill_tokens and held_blocks saturate at 2^63 - 1; active_blocks is rounded half up; held_blocks are whole blocks
@@ -116,7 +116,7 @@ cdef void fill(
         rank = fleet.workers.order[i]
         name = &fleet.workers.ranks[rank]
         load = &fleet.ledger.loads[rank]
-        cached = min(query.prompt, cached_tokens(query, rank))
+        cached = effective_cached_tokens(cached_tokens(query, rank), query.prompt)
         row.worker_id = name.worker_id
         row.dp_rank = name.dp_rank
         row.requests = requests_of(load)

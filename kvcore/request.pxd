@@ -66,12 +66,9 @@ cdef class WorkerConfig:
     cdef readonly object prefill_tokens_per_s  # int or None
 
 
-cdef inline tokens_t effective_cached_tokens(
-    int64_t overlap_blocks, tokens_t prompt_tokens, int64_t block_size) noexcept nogil:
-    """Cached tokens that serve this prompt: whole blocks, never more than the prompt (DESIGN D1)."""
-    if overlap_blocks > prompt_tokens // block_size:
-        return prompt_tokens
-    return overlap_blocks * block_size
+cdef inline tokens_t effective_cached_tokens(tokens_t cached_tokens, tokens_t prompt_tokens) noexcept nogil:
+    """Cached tokens that serve this prompt: never more than the prompt (DESIGN D1)."""
+    return min(cached_tokens, prompt_tokens)
 
 
 cdef inline tokens_t prefill_delta(tokens_t prompt_tokens, tokens_t cached_tokens, bint track_prefill) noexcept nogil:

@@ -6,7 +6,6 @@ from cpython cimport array
 from libc.stdlib cimport free, malloc
 from kvcore._heap cimport heap_free, heap_init, heap_push, heap_remove, heap_reserve, heap_t, key_less, key_t
 from kvcore._keys cimport fill_key, order_named
-from kvcore._prefix cimport PrefixIndex
 from kvcore._requests cimport STATE_EVICTED, RequestTable, request_t
 from kvcore._slots cimport SlotTable
 from kvcore._taints cimport TaintTable
@@ -119,67 +118,6 @@ def less(tuple first, tuple second):
     return bool(key_less(&a, &b))
 
 
-cdef class Prefix:
-    """PrefixIndex."""
-
-    cdef PrefixIndex index
-
-    def __cinit__(self):
-        self.index = PrefixIndex()
-
-    @property
-    def blocks(self):
-        return self.index.blocks
-
-    @property
-    def pairs(self):
-        return self.index.pairs
-
-    @property
-    def mixed(self):
-        return self.index.mixed
-
-    def reserve(self, slot_t ranks):
-        self.index.reserve(ranks)
-
-    def name_rank(self, slot_t rank, uint64_t tag):
-        self.index.name_rank(rank, tag)
-
-    def holder(self, uint64_t hash, slot_t rank):
-        """(count, weight) of the pair, or None."""
-        cdef int32_t found = self.index.find(hash, rank)
-        return None if found == NO_SLOT else (self.index.holders[found].count, self.index.holders[found].weight)
-
-    def acquire(self, uint64_t hash, slot_t rank):
-        """Count afterwards."""
-        cdef int32_t holder = self.index.acquire(hash, rank)
-        return self.index.holders[holder].count
-
-    def weigh(self, uint64_t hash, slot_t rank, int32_t weight):
-        self.index.holders[self.index.find(hash, rank)].weight = weight
-
-    def release(self, uint64_t hash, slot_t rank):
-        return self.index.release(hash, rank)
-
-    def add(self, uint64_t hash, slot_t rank):
-        return bool(self.index.add(hash, rank))
-
-    def purge(self, slot_t rank):
-        return self.index.purge(rank)
-
-    def match(self, path, uint64_t serial=0):
-        """Rank -> leading blocks of the path that it holds, where that is not 0. serial: a name for the path, or 0."""
-        cdef array.array hashes = array.array("Q", path)
-        cdef slot_t count = self.index.match(<const uint64_t*>hashes.data.as_ulonglongs, <int32_t>len(hashes), serial)
-        cdef slot_t i
-        return {self.index.matched[i]: self.index.depth[self.index.matched[i]] for i in range(count)}
-
-    def depths(self, slot_t ranks):
-        """Depth by rank after the last match."""
-        cdef slot_t rank
-        return [self.index.depth[rank] for rank in range(ranks)]
-
-
 cdef class Requests:
     """RequestTable."""
 
@@ -203,8 +141,19 @@ cdef class Requests:
     def request(self, slot_t slot):
         return self.table.request(slot)
 
-    def start_waiting(self, slot_t slot, uint64_t seq):
-        self.table.start_waiting(slot, seq)
+    def open_unnamed(self, Request request, ns_t now_ns, int64_t block_size):
+        return self.table.open_unnamed(request, now_ns, block_size)
+
+    def start_waiting(self, slot_t slot, uint64_t seq, look_ns=None):
+        self.table.start_waiting(slot, seq, NEVER_NS if look_ns is None else look_ns)
+
+    def look_again(self, slot_t slot, look_ns=None):
+        self.table.look_again(slot, NEVER_NS if look_ns is None else look_ns)
+
+    def first_look(self):
+        """(time, slot) of the look that is due first, or None."""
+        cdef ns_t look_ns = self.table.first_look_ns()
+        return None if look_ns == NEVER_NS else (look_ns, self.table.first_look())
 
     def start_running(self, slot_t slot, int64_t attempt, ns_t now_ns):
         self.table.start_running(slot, attempt, now_ns)
@@ -246,7 +195,7 @@ cdef class Requests:
         return {
             "pin": or_none(row.pin), "class_index": row.class_index, "prompt": row.prompt, "attempt": row.attempt,
             "arrival_ns": row.arrival_ns, "deadline_ns": None if row.deadline_ns == NEVER_NS else row.deadline_ns,
-            "track_prefill": bool(row.track_prefill), "progress_ns": row.progress_ns, "serial": row.serial,
+            "track_prefill": bool(row.track_prefill), "outside": row.outside, "reserve": row.reserve, "progress_ns": row.progress_ns, "serial": row.serial,
             "path": [row.path[i] for i in range(row.path_length)],
             "sequence": [row.sequence[i] for i in range(row.sequence_length)],
         }
@@ -372,7 +321,7 @@ def order_key(str order, uint32_t strict, double jump, ns_t arrival_ns, deadline
     return tuple_of(&key)
 
 
-def helpers(int64_t overlap_blocks, int64_t prompt_tokens, int64_t block_size, bint track_prefill):
+def helpers(int64_t cached_tokens, int64_t prompt_tokens, int64_t block_size, bint track_prefill):
     """The request helpers: effective cached tokens, prefill delta, prompt blocks."""
-    cdef int64_t cached = effective_cached_tokens(overlap_blocks, prompt_tokens, block_size)
+    cdef int64_t cached = effective_cached_tokens(cached_tokens, prompt_tokens)
     return cached, prefill_delta(prompt_tokens, cached, track_prefill), prompt_blocks(prompt_tokens, block_size)

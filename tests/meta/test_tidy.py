@@ -13,7 +13,7 @@ LAYERS = {
     "vocabulary": ["_types"],
     "values": ["errors", "request", "events", "actions", "policy", "config", "stats", "hashing", "_yaml_marks",
                "policy_file", "policy_lint"],
-    "containers": ["_slots", "_heap", "_ranksets", "_prefix", "_active", "_predicted", "_overtaking", "_elementary", "_tournament"],
+    "containers": ["_slots", "_heap", "_blocks", "_prefix", "_active", "_predicted", "_overtaking", "_elementary", "_tournament"],
     "domain": ["_requests", "_keys", "_lanes", "_drr", "_marks", "_load", "_ledger", "_ledger_audit", "_taints", "_workers"],
     "decision": ["_fleet", "_selector", "_standings", "_overlaps", "_placement", "_tables", "_backlog", "_forecast",
                  "_inspect", "_accept"],
@@ -27,19 +27,19 @@ ORDER = [name for layer in LAYERS.values() for name in layer]
 CLOSED = {
     "_slots": {"_types"},
     "_heap": {"_types"},
-    "_prefix": {"_types"},
+    "_prefix": {"_types", "_blocks"},
     "_overtaking": {"_types"},
     "_elementary": {"_types"},
     "_tournament": {"_types"},
-    "_active": {"_types", "_prefix"},
-    "_predicted": {"_types", "_prefix"},
+    "_active": {"_types", "_blocks", "_prefix"},
+    "_predicted": {"_types", "_blocks", "_prefix"},
     "_marks": {"_types", "_heap"},
     "_taints": {"_types"},
     "_lanes": {"_types", "_heap", "_overtaking"},
     "_drr": {"_types", "_heap", "_overtaking", "_lanes"},
-    "_ledger": {"_types", "_heap", "_prefix", "_active"},
+    "_ledger": {"_types", "_heap", "_blocks", "_prefix", "_active", "_load"},
     "_keys": {"_types", "_heap"},
-    "_selector": {"_types", "_heap", "_prefix", "_active", "_ledger", "_elementary"},
+    "_selector": {"_types", "_heap", "_blocks", "_prefix", "_active", "_load", "_ledger", "_elementary"},
 }
 
 #: Who may see events and actions: the door, the scheduler, Placement, which fills in a Dispatch, Backlog: Rejects.

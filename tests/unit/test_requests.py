@@ -20,7 +20,7 @@ def test_a_row_keeps_what_the_core_needs_of_a_request():
     assert table.find("a") == slot
     assert table.row(slot) == {
         "pin": None, "class_index": -1, "prompt": 33, "attempt": 0, "arrival_ns": 5, "deadline_ns": 77,
-        "track_prefill": False, "progress_ns": table.row(slot)["progress_ns"], "serial": 1,
+        "track_prefill": False, "outside": 1, "reserve": 0, "progress_ns": table.row(slot)["progress_ns"], "serial": 1,
         "path": [1, 2**64 - 1, 3], "sequence": [1, 2**64 - 1]}
     assert table.find("b") is None
     table.close(slot)
@@ -45,6 +45,50 @@ def test_complete_blocks_have_the_given_names_or_those_of_the_path(prompt, block
     slot = table.open(Request("a", prompt, block_hashes=blocks, sequence_hashes=sequence), 0, 16)
     assert table.row(slot)["path"] == list(blocks)
     assert table.row(slot)["sequence"] == wanted
+
+
+@pytest.mark.parametrize(
+    ("prompt", "blocks", "expected", "wanted"),
+    [
+        (32, (7, 8), None, (0, 0)),
+        (33, (7, 8), 0, (1, 0)),  # the partial tail has no name
+        (33, (), 1, (3, 1)),      # nothing has
+        (1, (), 16, (1, 1)),
+        (2**53, (), 2**53, (2**49, 2**49)),
+        (33, (7,), 17, (2, 2)),
+    ],
+)
+def test_blocks_that_nobody_shares_and_blocks_kept_for_the_answer(prompt, blocks, expected, wanted):
+    table = Requests()
+    slot = table.open(Request("a", prompt, block_hashes=blocks, expected_output_tokens=expected), 0, 16)
+    assert (table.row(slot)["outside"], table.row(slot)["reserve"]) == wanted
+
+
+def test_looks_are_taken_in_order_and_end_with_the_wait():
+    table = Requests()
+    slots = [table.open(Request(name, 1), 0, 16) for name in "abcd"]
+    for seq, (slot, look_ns) in enumerate(zip(slots, (30, 10, None, 10), strict=True)):
+        table.start_waiting(slot, seq, look_ns)
+    assert table.first_look() == (10, slots[1])  # equal times by seq
+    table.look_again(slots[1], 20)
+    assert table.first_look() == (10, slots[3])
+    table.look_again(slots[3], None)
+    assert table.first_look() == (20, slots[1])
+    table.start_running(slots[1], 1, 15)
+    assert table.first_look() == (30, slots[0])
+    table.close(slots[0])
+    assert table.first_look() is None
+    for slot in slots[1:]:
+        table.close(slot)
+
+
+def test_a_request_that_is_only_thought_of_has_no_name():
+    table = Requests()
+    named = table.open(Request("a", 1), 0, 16)
+    slot = table.open_unnamed(Request("a", 2), 0, 16)
+    assert (table.find("a"), table.row(slot)["prompt"]) == (named, 2)
+    table.close(slot)
+    assert table.find("a") == named
 
 
 def test_a_request_object_is_held_while_it_waits():
