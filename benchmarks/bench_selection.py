@@ -6,7 +6,7 @@ blocks and w mod 17 requests, the one of selector facts 8.1. k ranks have four b
 plain       the loop over all candidates, which is the definition; default weights
 standings   trees over the fleet, one look-up per choice; with many overlapping ranks they turn to the plain loop
 changing    the same, and before each choice one rank's load changes and is taken in
-8.1         the fixture of selector facts 8.1: every rank is told effective blocks and cached tokens; the plain loop with
+8.1         the fixture of selector facts 8.1: effective blocks and cached tokens are told of all; the plain loop with
             all terms, at temperature T, with or without decay of credit
 
 These need the doors of the tests (tests/_probe_selector.pyx), which are built when first asked for.
@@ -24,9 +24,9 @@ from harness import digest, shown, times
 pytest.importorskip("Cython")
 sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
 
-from probe_build import load  # noqa: E402
+from probe_build import load
 
-from kvcore import SelectionWeights  # noqa: E402
+from kvcore import SelectionWeights
 
 probe = load("_probe_selector")
 

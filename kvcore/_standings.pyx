@@ -44,7 +44,7 @@ cdef enum:
     IS_LOADED = 2          # open, and it has prefill tokens
 
 cdef enum:
-    # An overlay of at most this part of all ranks is costed one by one. A rank takes twice as long as in the plain loop.
+    # An overlay is costed one by one if it has no more than this part of all ranks. One takes as long as two of the loop.
     OVERLAY_SHARE = 4
 
 

@@ -117,7 +117,9 @@ cdef class Query:
 
 
 cdef class Loads:
-    """load_t by rank: (prefill tokens, weight, requests, taint set, foreign prefill, blocks, requests); the last may lack.
+    """load_t by rank: (prefill tokens, weight, requests, taint set, foreign prefill, foreign blocks, foreign requests).
+
+    The last of them may lack: they are 0.
     """
 
     cdef load_t* rows
@@ -238,6 +240,16 @@ cdef class Fleet:
     def rebuild(self, order=None):
         cdef array.array ranks = array.array("i", range(self.ranks) if order is None else order)
         self.standings.rebuild(slots_of(ranks), <slot_t>len(ranks))
+
+    def rebuild_huge(self, slot_t positions):
+        """Rank 0 so often. Only where it raises."""
+        cdef slot_t* order = <slot_t*>calloc(positions, sizeof(slot_t))
+        if order == NULL:
+            raise MemoryError()
+        try:
+            self.standings.rebuild(order, positions)
+        finally:
+            free(order)
 
     def remove(self, slot_t rank):
         self.ledger.remove_rank(rank)

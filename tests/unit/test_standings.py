@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
+import resource
+import sys
 from dataclasses import replace
 
 import pytest
@@ -341,3 +344,35 @@ def test_bookings_move_a_rank_in_the_standings():
     assert fleet.release(2)
     fleet.refresh()
     assert fleet.settle(query, []) == ([2], 4.0)
+
+
+@contextlib.contextmanager
+def little_memory(spare: int):
+    """Address space for this many bytes more, and not one above."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    with open("/proc/self/statm", encoding="ascii") as file:
+        used = int(file.read().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + spare, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc and a limit of the address space")
+@pytest.mark.parametrize("spare", [2**20, 24 * 2**20, 40 * 2**20])
+def test_a_rebuild_without_memory_has_not_happened(spare):
+    """Three trees of 2^20 leaves take 32 MB each: some fit, not all."""
+    fleet = probe.Fleet(40, strict=True, thresholds=[(20, None)])
+    for rank in range(40):
+        fleet.report(rank, 16 * rank, 40 - rank, 1)
+    fleet.refresh()
+    case = Case((At(),) * 40)
+    before = fleet.settle(case.query(), []), fleet.most_room(), fleet.most_room(0)
+    with little_memory(spare), pytest.raises(MemoryError):
+        fleet.rebuild_huge(2**20)
+    assert (fleet.settle(case.query(), []), fleet.most_room(), fleet.most_room(0)) == before
+    fleet.report(7, 0, 0, 0)
+    fleet.refresh()
+    assert agree(fleet, case, [], 3)
+    assert fleet.settle(case.query(), []) == ([7], 4.0)
