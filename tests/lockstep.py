@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 from oracle import Oracle
 from oracle_state import ClassStats, Stats
@@ -12,7 +13,9 @@ from strategies_letters import Resolver
 
 from kvcore.errors import InvalidEvent
 
-LOAD_FIELDS = ("worker_id", "dp_rank", "prefill_tokens", "active_blocks", "requests")
+LOAD_FIELDS = ("worker_id", "dp_rank", "requests", "prefill_tokens", "active_blocks", "held_blocks", "state",
+               "reported_prefill_tokens", "reported_blocks", "reported_requests")
+POTENTIAL_FIELDS = ("worker_id", "dp_rank", "requests", "prefill_tokens", "decode_blocks", "cached_tokens", "eligible")
 SCALARS = [item.name for item in dataclasses.fields(Stats) if item.name != "classes"]
 CLASS_SCALARS = [item.name for item in dataclasses.fields(ClassStats)]
 #: A peek copies the whole oracle: not after every batch.
@@ -70,11 +73,23 @@ def load_rows(scheduler) -> list[tuple[int, ...]]:
     return [tuple(int(row[name]) for name in LOAD_FIELDS) for row in rows]
 
 
+def potential_rows(scheduler, request) -> list[tuple]:
+    """The rows of potential_loads() as plain tuples; the cost is told to the last bit."""
+    rows = scheduler.potential_loads(request)
+    return [(*(int(row[name]) for name in POTENTIAL_FIELDS), bits(float(row["cost"]))) for row in rows]
+
+
+def bits(cost: float) -> str:
+    return "nan" if math.isnan(cost) else cost.hex()
+
+
 def look(scheduler, oracle, resolver: Resolver, plan: Plan, batches) -> None:
-    """Peeks agree, and looking leaves no trace."""
+    """Peeks and projections agree, and looking leaves no trace."""
     before = scheduler.digest()
     request = resolver.probe(plan.batches[len(batches) % len(plan.batches)][-1])
     compare(f"peek of {request}", scheduler.peek(request), oracle.peek(request), plan, batches)
+    wanted = [(*map(int, row[:-1]), bits(row[-1])) for row in oracle.potential_loads(request)]
+    compare(f"potential_loads of {request}", potential_rows(scheduler, request), wanted, plan, batches)
     compare("digest after reads", scheduler.digest(), before, plan, batches)
 
 

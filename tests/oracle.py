@@ -1,8 +1,10 @@
 """The oracle: the whole scheduler once more in plain, slow, obvious Python, written from the design, not from the core.
 
-It owns the order of things inside a step: advance time, apply, settle, park. Queues, load and the validation of events
-are in oracle_queue, oracle_ledger and oracle_validate; what it remembers of requests and workers is in oracle_state. It
-imports values only, and `Scheduler` never.
+It owns the order of things inside a step: advance time, apply, settle, park; and how facts change what it remembers.
+Its parts: time in oracle_time, classes and limits in oracle_limits, who may be used and what it costs in
+oracle_capacity. Below them: queues in oracle_queue, load in oracle_ledger, caches in oracle_index, the numbers of a
+choice in oracle_cost, refused events in oracle_validate, the rest of what it remembers in oracle_state. It imports
+values only, and `Scheduler` never.
 """
 
 from __future__ import annotations
@@ -11,9 +13,13 @@ import copy
 import pickle
 from collections import deque
 
-from oracle_ledger import RankLoad, WyRand, ceil_div, leading, rank_cost, sequence_hashes
+from oracle_capacity import Decisions, RankName
+from oracle_index import RankCache
+from oracle_ledger import RankLoad, Report, WyRand, ceil_div, sequence_hashes
+from oracle_limits import Limits
 from oracle_queue import Entry, PolicyQueue, sort_key
-from oracle_state import ClassStats, Live, Stats, Worker
+from oracle_state import ClassStats, Live, Mark, Stats, Worker
+from oracle_time import Time
 from oracle_validate import check_batch
 
 from kvcore.actions import Dispatch, Evict, EvictReason, Ignored, Park, Reject, RejectReason
@@ -22,29 +28,24 @@ from kvcore.events import (
     BlocksCleared,
     BlocksRemoved,
     BlocksStored,
+    LoadReported,
     Outcome,
     OutputBlockAdded,
     PrefillCompleted,
     RequestArrived,
     RequestCancelled,
     RequestFinished,
+    Tier,
     WorkerRemoved,
+    WorkerStatusChanged,
     WorkerUpserted,
 )
-from kvcore.policy import PolicyClass
-from kvcore.request import Rank, Request
+from kvcore.request import Request
 
-DEFAULT_MAX_BATCHED_TOKENS = 10_000_000
-RETRY_MIN_NS = 1_000_000
-RETRY_MAX_NS = 3_600 * 10**9
 R = RejectReason
 
 
-def rank_of(pin: Rank) -> tuple[int, int]:
-    return pin.worker_id, pin.dp_rank
-
-
-class Oracle:
+class Oracle(Time, Limits, Decisions):
     """Same events, same actions as the core; see DESIGN 3 for the contract of `step`."""
 
     def __init__(self, config: SchedulerConfig | None = None) -> None:
@@ -54,8 +55,8 @@ class Oracle:
         self.queue = PolicyQueue([item.quantum for item in classes], self.profile.arbitration,
                                  [item.max_overtake_tokens for item in classes])
         self.workers: dict[int, Worker] = {}
-        self.loads_by_rank: dict[tuple[int, int], RankLoad] = {}
-        self.index: dict[tuple[int, int], set[int]] = {}
+        self.loads_by_rank: dict[RankName, RankLoad] = {}
+        self.index: dict[RankName, RankCache] = {}
         self.live: dict[str, Live] = {}
         self.generator = WyRand(self.config.seed)
         self.now_ns = 0
@@ -65,6 +66,8 @@ class Oracle:
         self.counts = Stats()
         self.class_counts = [ClassStats(item.name) for item in self.profile.classes]
         self.actions: list = []
+
+    # The door.
 
     def step(self, event):
         return self.step_many((event,))
@@ -84,21 +87,27 @@ class Oracle:
         answers, self.actions = tuple(self.actions), []
         return answers
 
-    @property
-    def next_deadline_ns(self) -> int | None:
-        due_ns = min((due for due, _, _, _ in self._dues()), default=None)
-        return due_ns if due_ns is not None and due_ns < 2**62 else None  # later is no time that an event can carry
-
     def peek(self, request: Request):
         """What an arrival of this request at the last seen time would be answered."""
         twin = pickle.loads(pickle.dumps(self))
         answers = twin.step(RequestArrived(self.now_ns, request))
         return next(a for a in answers if a.request_id == request.request_id)
 
-    def loads(self) -> list[tuple[int, int, int, int, int]]:
-        """(worker_id, dp_rank, prefill_tokens, active_blocks, requests) in canonical order."""
-        return [(*rank, load.prefill_tokens, load.active_blocks, load.requests)
-                for rank, load in sorted(self.loads_by_rank.items())]
+    def _check_request(self, request: Request) -> None:
+        check_batch((RequestArrived(self.now_ns, request),), self.now_ns, self.config.block_size)
+
+    def loads(self) -> list[tuple[int, ...]]:
+        """By rank: (worker_id, dp_rank, requests, prefill_tokens, active_blocks, held_blocks, state, reported ...).
+
+        Own load now; the last report: prefill_tokens, blocks, requests, -1 where there is none.
+        """
+        rows = []
+        for rank, load in sorted(self.loads_by_rank.items()):
+            report = load.report
+            told = (-1, -1, -1) if report is None else (report.prefill_tokens, report.blocks, report.requests)
+            rows.append((*rank, load.requests, self._own_tokens(rank), load.active_blocks, load.held_blocks,
+                         int(self._state(rank)), *told))
+        return rows
 
     def stats(self) -> Stats:
         stats = copy.copy(self.counts)
@@ -108,43 +117,10 @@ class Oracle:
         stats.running_requests = len([x for x in self.live.values() if x.state == "running"])
         stats.workers = len(self.workers)
         stats.ranks = len(self.loads_by_rank)
-        stats.index_blocks = sum(len(names) for names in self.index.values())
+        stats.index_blocks = sum(len(names) for cache in self.index.values() for names in cache.told.values())
+        stats.over_cap_ranks = len([rank for rank in self.loads_by_rank if self._is_over_cap(rank)])
         stats.classes = tuple(self._class_stats(index) for index in range(len(self.profile.classes)))
         return stats
-
-    def _class_stats(self, index: int) -> ClassStats:
-        stats = copy.copy(self.class_counts[index])
-        usage = self._usage(index)
-        stats.waiting_requests, stats.waiting_raw_tokens, stats.waiting_cached_tokens = usage
-        stats.waiting_cost_tokens = self._queued_cost(index)
-        stats.deficit_tokens = self.queue.classes[index].deficit
-        return stats
-
-    def _dues(self) -> list[tuple[int, int, int, Live]]:
-        """Everything that time will do: (due time, kind, seq or attempt, request)."""
-        dues = []
-        for live in self.live.values():
-            if live.state == "waiting":
-                if live.request.deadline_ns is not None:
-                    dues.append((live.request.deadline_ns, 0, live.seq, live))
-            elif self.config.booking_ttl_ns is not None:
-                dues.append((live.progress_ns + self.config.booking_ttl_ns, 1, live.attempt, live))
-        return dues
-
-    def _advance(self, now_ns: int) -> None:
-        self.now_ns = now_ns
-        while True:
-            due_ns, _, _, live = min((d for d in self._dues() if d[0] <= now_ns), default=(None,) * 4,
-                                     key=lambda due: due[:3])
-            if live is None:
-                return
-            if live.state == "waiting":
-                self._unqueue(live)
-                self._reject(live.request, R.DEADLINE_EXPIRED, live.class_index)
-            elif live.state == "running":
-                self._evict(live, EvictReason.BOOKING_EXPIRED, due_ns)
-            else:
-                self._end(live, Outcome.ABORTED)
 
     def _apply(self, event) -> None:
         match event:
@@ -162,11 +138,18 @@ class Oracle:
                 self._upserted(event)
             case WorkerRemoved():
                 if event.worker_id in self.workers:
-                    self._remove_ranks(self.workers.pop(event.worker_id).ranks())
+                    self._remove_ranks(self.workers[event.worker_id].ranks())
+                    del self.workers[event.worker_id]
                 else:
                     self.counts.stale_events += 1
+            case WorkerStatusChanged():
+                self._status_changed(event)
+            case LoadReported():
+                self._load_reported(event)
             case BlocksStored() | BlocksRemoved() | BlocksCleared():
                 self._blocks_changed(event)
+
+    # Requests before they run.
 
     def _arrived(self, request: Request) -> None:
         self.counts.arrived += 1
@@ -174,18 +157,16 @@ class Oracle:
         if reason is not None:
             self._reject(request, reason)
             return
-        ranks = self._eligible(request)
-        blocks = max(self._overlap_blocks(request, rank) for rank in ranks)
-        cached = min(blocks * self.config.block_size, request.prompt_tokens)
-        uncached = request.prompt_tokens - cached
-        class_index = self._classify(request.policy_class, uncached)
+        cached = self._snapshot(request)
+        class_index = self._class_of(request, cached)
+        self.counts.unknown_class_names += not self._knows(request.policy_class)
         if self._over_limit(request, class_index) is not None:
             self._settle()
             over = self._over_limit(request, class_index)
             if over is not None:
                 self._reject(request, over[0], class_index, *over[1:])
                 return
-        self._store(request, class_index, cached, max(1, uncached))
+        self._store(request, class_index, cached, max(1, request.prompt_tokens - cached))
 
     def _refusal_at_arrival(self, request: Request) -> RejectReason | None:
         if request.request_id in self.live:
@@ -197,28 +178,6 @@ class Oracle:
             return R.PINNED_WORKER_NOT_ALLOWED
         return self._refusal_of_fleet(request)
 
-    def _refusal_of_fleet(self, request: Request) -> RejectReason | None:
-        if not self.workers:
-            return R.NO_WORKERS
-        if request.pinned is not None and rank_of(request.pinned) not in self.loads_by_rank:
-            return R.PINNED_WORKER_UNAVAILABLE
-        return None if self._eligible(request) else R.NO_ELIGIBLE_WORKER
-
-    def _classify(self, name: str | None, uncached: int) -> int:
-        """DESIGN D2: explicit class, else family and the last bucket whose floor is reached."""
-        if self.profile.default_policy_family is None:
-            return 0
-        for index, item in enumerate(self.profile.classes):
-            if item.policy_family is None and item.name == name:
-                return index
-        families = {item.policy_family for item in self.profile.classes if item.policy_family is not None}
-        if name is not None and name not in families:
-            self.counts.unknown_class_names += 1
-        family = name if name in families else self.profile.default_policy_family
-        bucket = [b.name for b in self.profile.buckets if b.min_tokens <= uncached][-1]
-        return next(i for i, item in enumerate(self.profile.classes)
-                    if item.policy_family == family and item.cache_bucket == bucket)
-
     def _store(self, request: Request, class_index: int, cached: int, cost: int) -> None:
         seq = self.next_seq
         self.next_seq += 1
@@ -226,6 +185,8 @@ class Oracle:
                        self.now_ns, request.deadline_ns, cost, seq)
         entry = Entry(key, cost, request.pinned)
         live = Live(request, class_index, seq, self.now_ns, cached, entry)
+        may_wait = not request.do_not_queue and not self._never_queues(class_index)
+        live.look_ns = self._first_look_ns(class_index, may_wait)
         entry.payload = live
         self.live[request.request_id] = live
         self.queue.push(class_index, entry)
@@ -240,17 +201,20 @@ class Oracle:
         else:
             self._end(live, Outcome.ABORTED)
 
+    # Requests that run.
+
     def _progressed(self, event) -> None:
         live = self._holder(event, "running")
         if live is None:
             return
+        load = self.loads_by_rank[live.rank]
         if isinstance(event, OutputBlockAdded):
-            self.loads_by_rank[live.rank].add_output(live.booking, event.decay_fraction)
+            load.add_output(live.booking, event.decay_fraction)
         elif live.booking.prefill_done:
             self._ignore(event.request_id, event.attempt)
             return
         else:
-            live.booking.prefill_done = True
+            load.complete_prefill(live.booking, self.now_ns, self._rate(live.rank))
         live.progress_ns = self.now_ns
 
     def _holder(self, event, *states: str) -> Live | None:
@@ -261,6 +225,29 @@ class Oracle:
         self._ignore(event.request_id, event.attempt)
         return None
 
+    def _evict(self, live: Live, reason: EvictReason) -> None:
+        """The booking is gone; the request stays until the driver answers or a second booking_ttl_ns has passed."""
+        self._release(live, completed=False)
+        live.state, live.progress_ns = "evicted", self.now_ns
+        self.counts.evicted += 1
+        self.actions.append(Evict(live.request.request_id, live.attempt, live.rank[0], reason))
+
+    def _release(self, live: Live, completed: bool) -> None:
+        self.loads_by_rank[live.rank].release(live.booking, self.now_ns, self._rate(live.rank), completed)
+        live.booking = None
+
+    def _end(self, live: Live, outcome: Outcome) -> None:
+        if live.state == "running":
+            self._release(live, outcome == Outcome.COMPLETED)
+            self._use_blocks(live)
+        del self.live[live.request.request_id]
+        if outcome == Outcome.COMPLETED:
+            self.counts.completed += 1
+        else:
+            self.counts.aborted += 1
+
+    # Workers, and what is told of them.
+
     def _upserted(self, event: WorkerUpserted) -> None:
         known = self.workers.get(event.config.worker_id)
         if known is not None and event.incarnation < known.incarnation:
@@ -270,70 +257,66 @@ class Oracle:
         if known is not None:
             restarted = event.incarnation > known.incarnation
             self._remove_ranks([r for r in known.ranks() if restarted or r not in worker.ranks()])
+            worker.marks = {} if restarted else known.marks
         self.workers[event.config.worker_id] = worker
         for rank in worker.ranks():
             self.loads_by_rank.setdefault(rank, RankLoad())
-            self.index.setdefault(rank, set())
+            self.index.setdefault(rank, RankCache())
 
-    def _remove_ranks(self, ranks: list[tuple[int, int]]) -> None:
+    def _remove_ranks(self, ranks: list[RankName]) -> None:
         lost = [x for x in self.live.values() if x.state == "running" and x.rank in ranks]
         for live in sorted(lost, key=lambda x: x.attempt):
-            self._evict(live, EvictReason.WORKER_REMOVED, self.now_ns)
+            self._evict(live, EvictReason.WORKER_REMOVED)
         for rank in ranks:
             del self.loads_by_rank[rank]
             del self.index[rank]
 
+    def _status_changed(self, event: WorkerStatusChanged) -> None:
+        """One source has changed its mind; the best that it can say is nothing."""
+        worker = self.workers.get(event.worker_id)
+        if worker is None or event.incarnation != worker.incarnation:
+            self.counts.stale_events += 1
+            return
+        worker.marks.pop(event.source, None)
+        if not event.available or event.overloaded:
+            leased = event.lease_ns is not None
+            end_ns = self.now_ns + event.lease_ns if leased else 0
+            worker.marks[event.source] = Mark(event.available, event.overloaded, leased, end_ns)
+
+    def _is_current(self, rank: RankName, incarnation: int) -> bool:
+        """Whether an engine speaks of a rank that is there."""
+        return rank in self.loads_by_rank and incarnation == self.workers[rank[0]].incarnation
+
+    def _load_reported(self, event: LoadReported) -> None:
+        rank = (event.worker_id, event.dp_rank)
+        load = self.loads_by_rank.get(rank)
+        if not self._is_current(rank, event.incarnation) or (load.report and event.sequence <= load.report.sequence):
+            self.counts.stale_events += 1
+            return
+        load.report = Report(event.sequence, event.prefill_tokens, event.blocks, event.requests)
+        if self.config.reported_load_ttl_ns is not None:
+            load.report.foreign = (
+                max(0, event.prefill_tokens - self._own_tokens(rank)), max(0, event.blocks - load.active_blocks),
+                max(0, event.requests - load.requests))
+            load.report.end_ns = self.now_ns + self.config.reported_load_ttl_ns
+
     def _blocks_changed(self, event) -> None:
-        if self.config.index is IndexMode.OFF:
+        if self.config.index is not IndexMode.EVENTS:
             return
         rank = (event.worker_id, event.dp_rank)
-        if rank not in self.index or event.incarnation != self.workers[event.worker_id].incarnation:
+        if not self._is_current(rank, event.incarnation):
             self.counts.stale_events += 1
-        elif isinstance(event, BlocksStored):
-            self.index[rank].update(event.block_hashes)
+            return
+        told = self.index[rank].told
+        if isinstance(event, BlocksStored):
+            told[event.tier].update(event.block_hashes)
         elif isinstance(event, BlocksRemoved):
-            self.index[rank].difference_update(event.block_hashes)
+            told[event.tier].difference_update(event.block_hashes)
         else:
-            self.index[rank].clear()
+            for tier in Tier if event.tier is None else (event.tier,):
+                told[tier].clear()
 
-    def _usage(self, class_index: int) -> tuple[int, int, int]:
-        """Waiting requests, their raw and their cached tokens."""
-        waiting = [x for x in self._waiting() if x.class_index == class_index]
-        return len(waiting), sum(x.request.prompt_tokens for x in waiting), sum(x.cached for x in waiting)
-
-    def _queued_cost(self, class_index: int) -> int:
-        return sum(x.entry.cost for x in self._waiting() if x.class_index == class_index)
-
-    def _bounds(self, class_index: int) -> tuple[tuple[RejectReason, int | None], ...]:
-        item: PolicyClass = self.profile.classes[class_index]
-        return ((R.QUEUE_FULL_REQUESTS, item.request_queue_limit_per_worker),
-                (R.QUEUE_FULL_RAW_TOKENS, item.raw_isl_token_queue_limit_per_worker),
-                (R.QUEUE_FULL_CACHED_TOKENS, item.cached_token_queue_limit_per_worker))
-
-    def _never_queues(self, class_index: int) -> bool:
-        return any(bound == 0 for _, bound in self._bounds(class_index))
-
-    def _over_limit(self, request: Request, class_index: int):
-        """(reason, current, limit, retry_after_ns) of the first limit that refuses this arrival, or None."""
-        if request.do_not_queue or self._never_queues(class_index):
-            return None
-        for (reason, bound), current in zip(self._bounds(class_index), self._usage(class_index), strict=True):
-            if bound is not None and current >= bound * max(1, len(self.workers)):
-                limit = bound * max(1, len(self.workers))
-                return reason, current, limit, self._retry_after_ns(class_index, current, limit)
-        return None
-
-    def _retry_after_ns(self, class_index: int, current: int, limit: int) -> int | None:
-        """DESIGN D18: how long the excess takes at the pace of the last 32 dispatches."""
-        window = list(self.recent[class_index])
-        if len(window) < 2 or current == 0:
-            return None
-        served = sum(cost for _, cost in window[1:])
-        span_ns = window[-1][0] - window[0][0]
-        if span_ns == 0:
-            return None
-        excess = ceil_div(self._queued_cost(class_index) * (current - limit + 1), current)
-        return min(max(ceil_div(excess * span_ns, served), RETRY_MIN_NS), RETRY_MAX_NS)
+    # Decisions.
 
     def _settle(self) -> None:
         while True:
@@ -342,111 +325,44 @@ class Oracle:
             leftover = [x for x in self._waiting() if x.request.do_not_queue or self._never_queues(x.class_index)]
             if not leftover:
                 return
-            self._refuse_to_queue(leftover[0])
-
-    def _refuse_to_queue(self, live: Live) -> None:
-        self._unqueue(live)
-        for (reason, bound), current in zip(self._bounds(live.class_index), self._usage(live.class_index), strict=True):
-            if bound == 0:
-                retry = self._retry_after_ns(live.class_index, current, 0)
-                self._reject(live.request, reason, live.class_index, current, 0, retry)
-                return
-        self._reject(live.request, R.WOULD_QUEUE, live.class_index)
-
-    def _can_run(self, entry: Entry) -> bool:
-        """DESIGN D7, advisory: what would fail is dispatchable too, so that it is answered."""
-        item = self.profile.classes[entry.class_index]
-        if item.prefill_busy_threshold is None and item.prefill_busy_threshold_frac is None:
-            return True
-        ranks = self._eligible(entry.payload.request)
-        return not ranks or any(not self._busy(item, rank) for rank in ranks)
-
-    def _busy(self, item: PolicyClass, rank: tuple[int, int]) -> bool:
-        tokens = self.loads_by_rank[rank].prefill_tokens
-        cap = self.workers[rank[0]].config.max_batched_tokens or DEFAULT_MAX_BATCHED_TOKENS
-        if item.prefill_busy_threshold is not None and tokens > item.prefill_busy_threshold:
-            return True
-        frac = item.prefill_busy_threshold_frac
-        return frac is not None and float(tokens) > frac * float(cap)
+            self._unqueue(leftover[0])
+            self._reject(leftover[0].request, *self._would_queue(leftover[0]))
 
     def _place(self, live: Live) -> None:
         request = live.request
-        reason = self._refusal_of_fleet(request)
-        if reason is not None:
+        ranks = self._candidates(request, self.profile.classes[live.class_index])
+        if not ranks:
+            reason = self._refusal_of_fleet(request) or self._refusal_without_candidates(request)
             del self.live[request.request_id]
             self._reject(request, reason, live.class_index)
             return
-        rank = self._select(request)
-        blocks = self._overlap_blocks(request, rank)
+        rank = self._select(request, ranks)
+        found = self._found(request, rank)
         load = self.loads_by_rank[rank]
         names = sequence_hashes(request, self.config.block_size)
-        cached = min(blocks * self.config.block_size, request.prompt_tokens)
+        cached = min(found.cached, request.prompt_tokens)
         prefill = request.prompt_tokens - cached if request.track_prefill else 0
-        partial = ceil_div(request.prompt_tokens, self.config.block_size) - len(names)
-        potential = load.active_blocks + len(names) - leading(names, load.live) + partial
+        private = ceil_div(request.prompt_tokens, self.config.block_size) - len(names)
+        potential = load.active_blocks + len(names) - self._depth(request, rank) + private
         live.state, live.attempt, live.rank = "running", self.next_attempt, rank
         live.progress_ns = self.now_ns
-        live.booking = load.book(prefill, names)
+        live.booking = load.book(prefill, names, private, self._reserve(request), self.now_ns)
+        self._use_blocks(live)
         self.next_attempt += 1
         self.recent[live.class_index].append((self.now_ns, live.entry.cost))
         self.counts.dispatched += 1
         self.class_counts[live.class_index].dispatched += 1
         self.class_counts[live.class_index].dispatched_cost_tokens += live.entry.cost
-        self.actions.append(Dispatch(request.request_id, live.attempt, *rank, live.class_index, cached, blocks, prefill,
-                                     potential, self.now_ns - live.arrival_ns))
-
-    def _select(self, request: Request) -> tuple[int, int]:
-        """DESIGN D8: least cost; equals are settled by one draw."""
-        ranks = self._eligible(request)
-        if request.pinned is not None:
-            return ranks[0]
-        size = self.config.block_size
-        costs = [rank_cost(self.loads_by_rank[r], request, self._overlap_blocks(request, r), size) for r in ranks]
-        tied = [rank for rank, cost in zip(ranks, costs, strict=True) if cost == min(costs)]
-        return tied[self.generator.draw(len(tied))] if len(tied) > 1 else tied[0]
+        self.actions.append(Dispatch(
+            request.request_id, live.attempt, *rank, live.class_index, cached, int(found.device), prefill, potential,
+            self.now_ns - live.arrival_ns))
 
     def _waiting(self) -> list[Live]:
         return sorted((x for x in self.live.values() if x.state == "waiting"), key=lambda x: x.seq)
 
-    def _eligible(self, request: Request) -> list[tuple[int, int]]:
-        """Ranks that this request may use, in canonical order."""
-        pin, allowed = request.pinned, request.allowed_workers
-        ranks = [r for r in self.loads_by_rank if request.required_taints <= self.workers[r[0]].config.taints]
-        if pin is not None:
-            return [r for r in ranks if r == rank_of(pin)]
-        return sorted(r for r in ranks if allowed is None or r[0] in allowed)
-
-    def _overlap_blocks(self, request: Request, rank: tuple[int, int]) -> int:
-        if request.overlap is not None:
-            known = {(pair.worker_id, pair.dp_rank): blocks for pair, blocks in request.overlap.device}
-            return known.get(rank, 0)
-        if self.config.index is IndexMode.OFF:
-            return 0
-        return leading(request.block_hashes, self.index[rank])
-
     def _unqueue(self, live: Live) -> None:
         self.queue.remove(live.entry)
         del self.live[live.request.request_id]
-
-    def _evict(self, live: Live, reason: EvictReason, at_ns: int) -> None:
-        """The booking is gone; the request stays until the driver answers or a second booking_ttl_ns has passed."""
-        self._release(live)
-        live.state, live.progress_ns = "evicted", at_ns
-        self.counts.evicted += 1
-        self.actions.append(Evict(live.request.request_id, live.attempt, live.rank[0], reason))
-
-    def _release(self, live: Live) -> None:
-        self.loads_by_rank[live.rank].release(live.booking)
-        live.booking = None
-
-    def _end(self, live: Live, outcome: Outcome) -> None:
-        if live.state == "running":
-            self._release(live)
-        del self.live[live.request.request_id]
-        if outcome == Outcome.COMPLETED:
-            self.counts.completed += 1
-        else:
-            self.counts.aborted += 1
 
     def _reject(self, request: Request, reason: RejectReason, class_index: int = -1, current: int = 0, limit: int = 0,
                 retry_after_ns: int | None = None) -> None:

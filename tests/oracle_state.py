@@ -1,8 +1,9 @@
-"""What the oracle remembers: live requests, registered workers, counters."""
+"""What the oracle remembers: live requests, registered workers and what is said of them, counters."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import IntEnum
 
 from oracle_ledger import Booking
 from oracle_queue import Entry
@@ -12,7 +13,7 @@ from kvcore.request import Request, WorkerConfig
 
 @dataclass(eq=False)
 class Live:
-    """A live request. state: waiting, running or evicted."""
+    """A live request. state: waiting, running or evicted. look_ns: when it is next looked at for overload, or None."""
 
     request: Request
     class_index: int
@@ -25,10 +26,7 @@ class Live:
     rank: tuple[int, int] | None = None
     booking: Booking | None = None
     progress_ns: int = 0
-
-    @property
-    def may_wait(self) -> bool:
-        return not self.request.do_not_queue
+    look_ns: int | None = None
 
 
 @dataclass
@@ -64,16 +62,49 @@ class Stats:
     workers: int = 0
     ranks: int = 0
     index_blocks: int = 0
+    over_cap_ranks: int = 0
     classes: tuple[ClassStats, ...] = ()
+
+
+class RankState(IntEnum):
+    """What all marks of a worker together make of its ranks; the numbers are those of `loads`."""
+
+    OPEN = 0
+    OVERLOADED = 1
+    LEASED = 2
+    GONE = 3
+
+
+@dataclass(frozen=True)
+class Mark:
+    """What one source says of a worker. leased: only until end_ns."""
+
+    available: bool
+    overloaded: bool
+    leased: bool
+    end_ns: int = 0
 
 
 @dataclass
 class Worker:
-    """A registered worker."""
+    """A registered worker. marks: by source."""
 
     config: WorkerConfig
     incarnation: int
+    marks: dict[str, Mark] = field(default_factory=dict)
 
     def ranks(self) -> list[tuple[int, int]]:
         first = self.config.dp_start
         return [(self.config.worker_id, rank) for rank in range(first, first + self.config.dp_size)]
+
+    @property
+    def state(self) -> RankState:
+        """The worst opinion counts; one that has an end is not the worst (DESIGN D14)."""
+        marks = self.marks.values()
+        if any(not mark.available and not mark.leased for mark in marks):
+            return RankState.GONE
+        if any(not mark.available for mark in marks):
+            return RankState.LEASED
+        if any(mark.overloaded for mark in marks):
+            return RankState.OVERLOADED
+        return RankState.OPEN

@@ -2,31 +2,41 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
+from itertools import pairwise
 
 from kvcore.errors import InvalidEvent
 from kvcore.events import (
     BlocksCleared,
     BlocksRemoved,
     BlocksStored,
+    LoadReported,
     Outcome,
     OutputBlockAdded,
     PrefillCompleted,
     RequestArrived,
     RequestCancelled,
     RequestFinished,
+    Tier,
     TimerFired,
     WorkerRemoved,
+    WorkerStatusChanged,
     WorkerUpserted,
 )
-from kvcore.request import Overlap, Rank, Request, WorkerConfig
+from kvcore.request import Overlap, Rank, Request, SelectionWeights, WorkerConfig
 
 NS_END = 2**62
 TOKENS_MAX = 2**53
+BLOCKS_MAX = 2**31 - 1
+DP_SIZE_MAX = 65_536
 U64_END = 2**64
 ATTEMPT_FACTS = (PrefillCompleted, OutputBlockAdded, RequestFinished)
 BLOCK_FACTS = (BlocksStored, BlocksRemoved, BlocksCleared)
-KNOWN = (RequestArrived, RequestCancelled, WorkerUpserted, WorkerRemoved, TimerFired, *ATTEMPT_FACTS, *BLOCK_FACTS)
+KNOWN = (RequestArrived, RequestCancelled, WorkerUpserted, WorkerRemoved, WorkerStatusChanged, LoadReported, TimerFired,
+         *ATTEMPT_FACTS, *BLOCK_FACTS)
+#: Weights that are shares of a block.
+SHARES = ("host_cache_hit_weight", "disk_cache_hit_weight", "shared_cache_multiplier")
 
 
 def check_batch(events, last_ns: int, block_size: int) -> None:
@@ -59,10 +69,26 @@ def fault_of(event, last_ns: int, block_size: int) -> str | None:
             return "context_tokens"
     if isinstance(event, WorkerUpserted):
         return "config" if event.config is None else fault_of_worker(event.config, event.incarnation)
-    if isinstance(event, BLOCK_FACTS) and event.incarnation < 0:
+    if isinstance(event, (*BLOCK_FACTS, WorkerStatusChanged, LoadReported)) and event.incarnation < 0:
         return "incarnation"
     if isinstance(event, (BlocksStored, BlocksRemoved)) and not is_hashes(event.block_hashes):
         return "block_hashes"
+    if isinstance(event, BLOCK_FACTS) and not is_tier(event.tier, isinstance(event, BlocksCleared)):
+        return "tier"
+    if isinstance(event, WorkerStatusChanged):
+        return fault_of_status(event)
+    if isinstance(event, LoadReported):
+        counts = (event.sequence, event.prefill_tokens, event.blocks, event.requests)
+        return None if all(0 <= count <= TOKENS_MAX for count in counts) else "report"
+    return None
+
+
+def fault_of_status(event: WorkerStatusChanged) -> str | None:
+    """What is wrong with the fields of a mark, or None."""
+    if not is_text(event.source):
+        return "source"
+    if event.lease_ns is not None and not is_int(event.lease_ns, 1, NS_END - 1):
+        return "lease_ns"
     return None
 
 
@@ -72,6 +98,8 @@ def fault_of_request(request: Request, block_size: int) -> str | None:
         return "request_id"
     if not 1 <= request.prompt_tokens <= TOKENS_MAX:
         return "prompt_tokens"
+    if request.policy_class is not None and not is_text(request.policy_class):
+        return "policy_class"
     if request.deadline_ns is not None and not is_int(request.deadline_ns, 0, NS_END - 1):
         return "deadline_ns"
     if request.expected_output_tokens is not None and not is_int(request.expected_output_tokens, 0, TOKENS_MAX):
@@ -87,14 +115,19 @@ def fault_of_request(request: Request, block_size: int) -> str | None:
         return "overlap"
     if not is_taints(request.required_taints):
         return "required_taints"
+    if not is_preferred(request.preferred_taints):
+        return "preferred_taints"
+    if request.weights is not None and not is_weights(request.weights):
+        return "weights"
     return None
 
 
 def fault_of_worker(config: WorkerConfig, incarnation: int) -> str | None:
     """What is wrong with a worker's configuration, or None."""
-    if config.dp_size < 1 or config.dp_start + config.dp_size > 2**32:
+    if not 1 <= config.dp_size <= DP_SIZE_MAX or config.dp_start + config.dp_size > 2**32:
         return "dp range"
-    for value in (config.max_batched_tokens, config.total_kv_blocks, config.max_requests):
+    for value in (config.max_batched_tokens, config.total_kv_blocks, config.max_requests,
+                  config.prefill_tokens_per_s):
         if value is not None and not is_int(value, 1, TOKENS_MAX):
             return "worker limits"
     if not is_taints(config.taints):
@@ -104,7 +137,16 @@ def fault_of_worker(config: WorkerConfig, incarnation: int) -> str | None:
 
 def is_int(value, low: int, high: int) -> bool:
     """A real integer in low..high; booleans are not integers here."""
-    return isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
+    return type(value) is int and low <= value <= high
+
+
+def is_number(value) -> bool:
+    """A finite real number of moderate size."""
+    return is_int(value, -TOKENS_MAX, TOKENS_MAX) or (type(value) is float and math.isfinite(value))
+
+
+def is_tier(value, or_none: bool) -> bool:
+    return isinstance(value, Tier) or (or_none and value is None)
 
 
 def is_name(value) -> bool:
@@ -119,7 +161,7 @@ def is_taints(value) -> bool:
 
 def is_text(value) -> bool:
     """Text that UTF-8 can carry."""
-    if not isinstance(value, str):
+    if type(value) is not str:
         return False
     try:
         value.encode("utf-8")
@@ -143,12 +185,50 @@ def is_hashes(value, most: int | None = None) -> bool:
 
 
 def is_overlap(overlap: Overlap) -> bool:
-    """Pairs (Rank, blocks) and nothing else."""
-    if not isinstance(overlap.device, tuple):
+    """Pairs (Rank, blocks or tokens), and ranges of block positions."""
+    counts = ((overlap.device, BLOCKS_MAX), (overlap.host, BLOCKS_MAX), (overlap.disk, BLOCKS_MAX),
+              (overlap.cached_tokens, TOKENS_MAX))
+    if not all(is_ranked(pairs) and all(is_int(pair[1], 0, top) for pair in pairs) for pairs, top in counts):
         return False
-    for pair in overlap.device:
-        if not isinstance(pair, tuple) or len(pair) != 2 or not isinstance(pair[0], Rank):
-            return False
-        if not is_int(pair[1], 0, 2**31 - 1):
+    if not is_ranked(overlap.effective):
+        return False
+    if not all(is_number(pair[1]) and 0 <= pair[1] <= BLOCKS_MAX for pair in overlap.effective):
+        return False
+    return is_ranges(overlap.shared)
+
+
+def is_ranked(pairs) -> bool:
+    """Pairs of a Rank and something."""
+    return isinstance(pairs, tuple) and all(is_pair(pair) and isinstance(pair[0], Rank) for pair in pairs)
+
+
+def is_pair(value) -> bool:
+    return type(value) is tuple and len(value) == 2
+
+
+def is_ranges(ranges) -> bool:
+    """Sorted, disjoint, none of them empty."""
+    if not isinstance(ranges, tuple):
+        return False
+    if not all(is_pair(pair) and all(is_int(end, 0, BLOCKS_MAX) for end in pair) for pair in ranges):
+        return False
+    return all(start < end for start, end in ranges) and all(
+        before[1] <= after[0] for before, after in pairwise(ranges))
+
+
+def is_preferred(pairs) -> bool:
+    """Pairs of a label and a number, each label once."""
+    if not isinstance(pairs, tuple):
+        return False
+    if not all(is_pair(pair) and is_text(pair[0]) and is_number(pair[1]) for pair in pairs):
+        return False
+    return len({taint for taint, _ in pairs}) == len(pairs)
+
+
+def is_weights(weights: SelectionWeights) -> bool:
+    """All finite and not negative; shares at most 1."""
+    for item in dataclasses.fields(weights):
+        value = getattr(weights, item.name)
+        if not 0.0 <= value < math.inf or (item.name in SHARES and value > 1.0):
             return False
     return True

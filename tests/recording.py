@@ -54,8 +54,11 @@ def literal(value) -> str:
     parts = []
     for item in dataclasses.fields(value):
         content = getattr(value, item.name)
-        if item.default is dataclasses.MISSING:
+        default = item.default
+        if item.default_factory is not dataclasses.MISSING:
+            default = item.default_factory()
+        if default is dataclasses.MISSING:
             parts.append(literal(content))
-        elif content != item.default:
+        elif content != default:
             parts.append(f"{item.name}={literal(content)}")
     return f"{type(value).__name__}({', '.join(parts)})"

@@ -4,7 +4,8 @@ A run is drawn as a *plan*: a configuration and batches of letters. A letter is 
 that is fast and shrinks byte by byte. `Resolver` (strategies_letters) turns a letter into an event by looking at an
 Oracle that has seen everything before it, so that "finish the third running request" finds one. A third of the plans
 are swarms, with only some kinds of letters and some features of requests, so that rare combinations become common; the
-others have a theme: classes that compete, requests that overtake, a queue that is full, prefixes that come and go.
+others have a theme: classes that compete, requests that overtake, a queue that is full, prefixes that come and go,
+ranks that are full, overloaded or fading, choices among ranks.
 """
 
 from __future__ import annotations
@@ -12,9 +13,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hypothesis import strategies as st
+from strategies_tables import COSTS
 
-from kvcore.config import IndexMode, SchedulerConfig
-from kvcore.policy import Arbitration, CacheBucket, PolicyClass, PolicyProfile, QueuePolicy
+from kvcore.config import IndexMode, OnOverload, PrefillDecay, Role, SchedulerConfig
+from kvcore.policy import Arbitration, CacheBucket, Capacity, PolicyClass, PolicyProfile, QueuePolicy
 
 NS_LAST = 2**62 - 1
 FAR_FUTURE = NS_LAST - 10**13
@@ -31,16 +33,18 @@ STRANGE_NAMES = (None, "nobody", "", "alpha-small")
 LETTER_BYTES = 20
 FEATURES = frozenset((
     "strict", "jump", "deadline", "do_not_queue", "pin", "allowed", "path", "sequence", "overlap", "track", "pool",
-    "taints",
+    "taints", "told", "tier", "weights", "preferred", "caps", "rate", "lease",
 ))
-#: Features that end requests early: on in a third of the plans, the others in half of them.
-SELDOM = ("deadline", "do_not_queue", "pin", "allowed", "taints")
+#: Features that end requests early or are seldom used: on in a third of the plans, the others in half of them.
+SELDOM = (
+    "deadline", "do_not_queue", "pin", "allowed", "taints", "told", "tier", "weights", "preferred", "caps", "rate",
+)
 #: How often a kind is chosen while it is enabled.
 WEIGHTS = {
     "arrive": 10, "finish": 3, "prefill": 3, "output": 2, "cancel": 1, "upsert": 2, "remove": 1, "stored": 2,
-    "removed": 1, "cleared": 1, "timer": 1, "broken": 1,
+    "removed": 1, "cleared": 1, "timer": 1, "broken": 1, "status": 2, "report": 2,
 }
-RARE = ("remove", "broken")
+RARE = ("remove", "broken", "status", "report")
 
 
 @dataclass(frozen=True)
@@ -104,7 +108,26 @@ def profiles(draw, quanta: tuple[int, ...] = QUANTA) -> PolicyProfile:
         quantum = draw(st.sampled_from(quanta))
         classes.append(PolicyClass(name, quantum, policy_family=family, cache_bucket=bucket, **keys))
     arbitration = draw(st.sampled_from((Arbitration.EXACT, Arbitration.EXACT, Arbitration.REFERENCE)))
-    return PolicyProfile(tuple(classes), buckets, draw(st.sampled_from(families)), arbitration)
+    capacity = draw(st.sampled_from((Capacity.ADVISORY, Capacity.ADVISORY, Capacity.STRICT)))
+    return PolicyProfile(tuple(classes), buckets, draw(st.sampled_from(families)), arbitration, capacity)
+
+
+@st.composite
+def extras(draw) -> dict:
+    """Keys of a configuration that most do without: each of them in a quarter of half of the plans."""
+    if draw(st.booleans()):
+        return {}
+    options = {
+        "weights": COSTS,
+        "role": (Role.DECODE,),
+        "on_overload": (OnOverload.WAIT,),
+        "overload_wait_ns": (10, 1, 3, 1_000, NS_LAST),
+        "prefill_decay": (PrefillDecay.LINEAR,),
+        "predict_ttl_ns": (30, 1, 5, 10**9, NS_LAST),
+        "reported_load_ttl_ns": (30, 1, 5, 10**9, NS_LAST),
+        "index": (IndexMode.APPROXIMATE,),
+    }
+    return {name: draw(st.sampled_from(values)) for name, values in options.items() if draw(st.integers(0, 3)) == 3}
 
 
 @st.composite
@@ -112,15 +135,17 @@ def configs(draw, huge: bool = False) -> SchedulerConfig:
     """Any scheduler of this version; huge: quanta for prompts of up to 2^53 tokens."""
     synthetic = not huge and draw(st.sampled_from((False, False, False, True)))
     fracs = st.sampled_from((0.0, 0.0, None, 0.5, 2.0, float("inf")))
-    return SchedulerConfig(
-        block_size=draw(st.sampled_from((4, 1, 2, 16, 3))),
-        profile=None if synthetic else draw(profiles(HUGE_QUANTA) if huge else profiles()),
-        default_queue_policy=draw(st.sampled_from(list(QueuePolicy))) if synthetic else QueuePolicy.FCFS,
-        default_busy_threshold_frac=draw(fracs) if synthetic else None,
-        booking_ttl_ns=draw(st.sampled_from((None, None, 20, 5, 1_000, NS_LAST))),
-        index=draw(st.sampled_from((IndexMode.EVENTS, IndexMode.EVENTS, IndexMode.OFF))),
-        seed=draw(st.sampled_from((0, 42, 2**64 - 1))),
-    )
+    indexes = st.sampled_from((IndexMode.EVENTS, IndexMode.EVENTS, IndexMode.OFF))
+    return SchedulerConfig(**{
+        "block_size": draw(st.sampled_from((4, 1, 2, 16, 3, 7))),
+        "profile": None if synthetic else draw(profiles(HUGE_QUANTA) if huge else profiles()),
+        "default_queue_policy": draw(st.sampled_from(list(QueuePolicy))) if synthetic else QueuePolicy.FCFS,
+        "default_busy_threshold_frac": draw(fracs) if synthetic else None,
+        "booking_ttl_ns": draw(st.sampled_from((None, None, 20, 5, 1_000, NS_LAST))),
+        "index": draw(indexes),
+        "seed": draw(st.sampled_from((0, 42, 2**64 - 1))),
+        **draw(extras()),
+    })
 
 
 def names_of(config: SchedulerConfig) -> tuple[str | None, ...]:
@@ -204,11 +229,82 @@ def caches(draw) -> Flavour:
     return Flavour(config, (None,), (8, 9, 12, 16, 32), kinds, plain, CALM)
 
 
+def one_class(threshold: int | None = None, capacity: Capacity = Capacity.ADVISORY, **keys) -> PolicyProfile:
+    """A profile of one class."""
+    cell = PolicyClass("cell", 100, policy_family="alpha", cache_bucket="all", prefill_busy_threshold=threshold, **keys)
+    return PolicyProfile((cell,), (CacheBucket("all", 0),), "alpha", capacity=capacity)
+
+
+@st.composite
+def crowds(draw) -> Flavour:
+    """Ranks with little room, under strict capacity mostly: what fits where, shared prompts, answers that grow."""
+    orders = st.sampled_from((QueuePolicy.FCFS, QueuePolicy.FCFS, QueuePolicy.LCFS, QueuePolicy.WSPT))
+    profile = one_class(draw(st.sampled_from((None, None, 0, 30))),
+                        draw(st.sampled_from((Capacity.STRICT, Capacity.STRICT, Capacity.STRICT, Capacity.ADVISORY))),
+                        queue_policy=draw(orders))
+    config = SchedulerConfig(draw(st.sampled_from((1, 2, 3, 4))), profile,
+                             reported_load_ttl_ns=draw(st.sampled_from((None, None, 4))))
+    kinds = {"arrive": 8, "finish": 4, "output": 3, "prefill": 1, "upsert": draw(st.integers(0, 1)),
+             "remove": draw(st.sampled_from((0, 0, 1))), "status": draw(st.sampled_from((0, 0, 1))),
+             "report": draw(st.sampled_from((0, 0, 1))), "cancel": draw(st.integers(0, 1))}
+    used = {"caps", *(f for f in ("path", "path", "sequence", "pin", "allowed", "taints") if draw(st.booleans()))}
+    return Flavour(config, ("alpha",), (1, 2, 3, 4, 5, 8, 9, 12, 16), kinds, FEATURES - used, CALM)
+
+
+@st.composite
+def overloads(draw) -> Flavour:
+    """Workers that are overloaded or out of reach, for good or for a while; requests that wait or do not."""
+    profile = one_class(draw(st.sampled_from((5, 0, 20, None))), draw(st.sampled_from(list(Capacity))),
+                        request_queue_limit_per_worker=draw(st.sampled_from((None, None, 0, 3))))
+    waits = st.sampled_from((OnOverload.WAIT, OnOverload.WAIT, OnOverload.WAIT, OnOverload.REJECT))
+    config = SchedulerConfig(4, profile, on_overload=draw(waits), overload_wait_ns=draw(st.sampled_from((3, 1, 2, 10))))
+    kinds = {"arrive": 6, "finish": 3, "prefill": 2, "status": 6, "timer": 2, "upsert": draw(st.integers(0, 1)),
+             "remove": draw(st.sampled_from((0, 0, 1))), "cancel": draw(st.integers(0, 1))}
+    some = ("pin", "allowed", "taints", "deadline", "caps")
+    used = {"lease", *(f for f in some if draw(st.sampled_from((False, False, True))))}
+    return Flavour(config, ("alpha",), PROMPTS[:10], kinds, FEATURES - used, (0, 0, 1, 1, 2, 3, 5), 3, (1, 1, 2))
+
+
+@st.composite
+def fadings(draw) -> Flavour:
+    """Prefill load that fades with time, and what engines report beyond it: when a rank is not busy any more."""
+    fractions = st.sampled_from((None, None, 0.0, 0.5))
+    profile = one_class(draw(st.sampled_from((20, 5, 0, 50, None))), prefill_busy_threshold_frac=draw(fractions))
+    config = SchedulerConfig(
+        4, profile, prefill_decay=PrefillDecay.LINEAR, reported_load_ttl_ns=draw(st.sampled_from((None, None, 5, 30))),
+        booking_ttl_ns=draw(st.sampled_from((None, None, 40))),
+        weights=draw(st.sampled_from((COSTS[0], COSTS[0], COSTS[2]))))
+    kinds = {"arrive": 6, "prefill": 2, "finish": 3, "timer": 3, "cancel": 1, "report": draw(st.integers(0, 2)),
+             "upsert": draw(st.integers(0, 1)), "remove": draw(st.sampled_from((0, 0, 1)))}
+    used = {"rate", *(f for f in ("pin", "track", "overlap") if draw(st.booleans()))}
+    return Flavour(config, ("alpha",), PROMPTS, kinds, FEATURES - used, (0, 1, 1, 2, 3, 5, 8, 13), 2, (1, 1, 2))
+
+
+@st.composite
+def choices(draw) -> Flavour:
+    """Nothing waits: what a rank costs, with all weights, tiers, predictions and preferences, and who is taken."""
+    source = draw(st.sampled_from(("told", "tier", "tier", "expected")))
+    expected = draw(st.sampled_from((30, 3, 30, None))) if source == "expected" else None
+    config = SchedulerConfig(
+        draw(st.sampled_from((4, 1, 3, 16))), seed=draw(st.sampled_from((0, 42))),
+        weights=draw(st.sampled_from(COSTS)), role=draw(st.sampled_from(list(Role))),
+        index=draw(st.sampled_from(list(IndexMode))) if source == "expected" else IndexMode.EVENTS,
+        predict_ttl_ns=expected, reported_load_ttl_ns=draw(st.sampled_from((None, 20))))
+    kinds = {"arrive": 8, "stored": 8 if source == "tier" else 2, "removed": 1, "cleared": draw(st.integers(0, 1)),
+             "finish": 2, "output": 1, "prefill": 1, "upsert": draw(st.integers(0, 1)),
+             "report": draw(st.integers(0, 2)), "timer": 1}
+    used = {"path", "tier", *(f for f in ("sequence", "track", "weights", "caps", "pin") if draw(st.booleans()))}
+    used |= {"overlap", "told"} if source == "told" else set()
+    used |= draw(st.sampled_from((set(), {"preferred", "taints"})))
+    return Flavour(config, (None,), (32, 16, 8, 9, 12, 64, 100), kinds, FEATURES - used, CALM, 3, (1, 1, 1, 2))
+
+
 def flavours(broken: bool = True, config: SchedulerConfig | None = None) -> st.SearchStrategy[Flavour]:
     """Any flavour; with a configuration given, swarms on it."""
     swarm = anything(broken, config)
     return swarm if config is not None else st.one_of(
-        swarm, swarm, duels(), duels(), rushes(), caches(), detours(), detours())
+        swarm, swarm, swarm, duels(), duels(), rushes(), caches(), detours(), detours(), crowds(), overloads(),
+        fadings(), choices())
 
 
 @st.composite

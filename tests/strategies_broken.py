@@ -7,6 +7,7 @@ from kvcore.events import (
     BlocksRemoved,
     BlocksStored,
     Event,
+    LoadReported,
     Outcome,
     OutputBlockAdded,
     PrefillCompleted,
@@ -14,9 +15,10 @@ from kvcore.events import (
     RequestCancelled,
     RequestFinished,
     TimerFired,
+    WorkerStatusChanged,
     WorkerUpserted,
 )
-from kvcore.request import Overlap, Rank, Request, WorkerConfig
+from kvcore.request import Overlap, Rank, Request, SelectionWeights, WorkerConfig
 
 NAN = float("nan")
 INF = float("inf")
@@ -43,6 +45,21 @@ def finish(*arguments):
 def output(fraction):
     """An output block with this decay fraction."""
     return lambda now_ns: OutputBlockAdded(now_ns, "r1", 1, fraction)
+
+
+def overlapping(**changes):
+    """An arrival that is told of caches like this."""
+    return arrival(overlap=Overlap(**changes))
+
+
+def status(incarnation: int = 0, **changes):
+    """A mark that is right but for these fields."""
+    return lambda now_ns: WorkerStatusChanged(now_ns, 1, incarnation, **changes)
+
+
+def report(incarnation: int = 0, sequence: int = 1, **changes):
+    """A report that is right but for these fields."""
+    return lambda now_ns: LoadReported(now_ns, 1, 0, incarnation, sequence, **changes)
 
 
 BREAKERS = {
@@ -91,6 +108,47 @@ BREAKERS = {
     "overlap too large": arrival(overlap=Overlap(((Rank(1), 2**31),))),
     "overlap float": arrival(overlap=Overlap(((Rank(1), 1.0),))),
     "overlap bool": arrival(overlap=Overlap(((Rank(1), True),))),
+    "class surrogate": arrival(policy_class="\ud800"),
+    "host none": overlapping(host=None),
+    "host float": overlapping(host=((Rank(1), 1.0),)),
+    "disk too large": overlapping(disk=((Rank(1), 2**31),)),
+    "disk no rank": overlapping(disk=((1, 1),)),
+    "cached none": overlapping(cached_tokens=None),
+    "cached too large": overlapping(cached_tokens=((Rank(1), 2**53 + 1),)),
+    "cached list": overlapping(cached_tokens=([Rank(1), 1],)),
+    "effective none": overlapping(effective=None),
+    "effective nan": overlapping(effective=((Rank(1), NAN),)),
+    "effective infinite": overlapping(effective=((Rank(1), INF),)),
+    "effective negative": overlapping(effective=((Rank(1), -0.5),)),
+    "effective too large": overlapping(effective=((Rank(1), 2.0**31),)),
+    "effective bool": overlapping(effective=((Rank(1), True),)),
+    "effective text": overlapping(effective=((Rank(1), "1"),)),
+    "shared none": overlapping(shared=None),
+    "shared empty": overlapping(shared=((1, 1),)),
+    "shared backwards": overlapping(shared=((3, 2),)),
+    "shared negative": overlapping(shared=((-1, 2),)),
+    "shared overlapping": overlapping(shared=((0, 3), (2, 5))),
+    "shared unsorted": overlapping(shared=((4, 5), (0, 1))),
+    "shared too large": overlapping(shared=((0, 2**31),)),
+    "shared float": overlapping(shared=((0, 1.0),)),
+    "shared bool": overlapping(shared=((False, 1),)),
+    "shared single": overlapping(shared=((1,),)),
+    "preferred none": arrival(preferred_taints=None),
+    "preferred no pair": arrival(preferred_taints=("a",)),
+    "preferred int": arrival(preferred_taints=((1, 1.0),)),
+    "preferred nan": arrival(preferred_taints=(("a", NAN),)),
+    "preferred infinite": arrival(preferred_taints=(("a", INF),)),
+    "preferred text": arrival(preferred_taints=(("a", "1"),)),
+    "preferred bool": arrival(preferred_taints=(("a", True),)),
+    "preferred too large": arrival(preferred_taints=(("a", 2**53 + 1),)),
+    "preferred twice": arrival(preferred_taints=(("a", 1.0), ("b", 1.0), ("a", 2.0))),
+    "preferred surrogate": arrival(preferred_taints=(("\udfff", 1.0),)),
+    "weights negative": arrival(weights=SelectionWeights(-0.1)),
+    "weights nan": arrival(weights=SelectionWeights(temperature=NAN)),
+    "weights infinite": arrival(weights=SelectionWeights(active_request_weight=INF)),
+    "host weight above one": arrival(weights=SelectionWeights(host_cache_hit_weight=1.1)),
+    "disk weight above one": arrival(weights=SelectionWeights(disk_cache_hit_weight=1.1)),
+    "shared weight above one": arrival(weights=SelectionWeights(shared_cache_multiplier=1.1)),
     "required none": arrival(required_taints=None),
     "required int": arrival(required_taints=frozenset({1})),
     "required bytes": arrival(required_taints=frozenset({"gpu", b"gpu"})),
@@ -123,6 +181,10 @@ BREAKERS = {
     "kv blocks zero": upsert(total_kv_blocks=0),
     "max requests zero": upsert(max_requests=0),
     "max requests text": upsert(max_requests="2"),
+    "dp size too large": upsert(dp_size=65_537),
+    "rate zero": upsert(prefill_tokens_per_s=0),
+    "rate float": upsert(prefill_tokens_per_s=1.0),
+    "rate too large": upsert(prefill_tokens_per_s=2**53 + 1),
     "taints none": upsert(taints=None),
     "taints int": upsert(taints=frozenset({1})),
     "taints surrogate": upsert(taints=frozenset({"gpu", "\udfff"})),
@@ -133,4 +195,21 @@ BREAKERS = {
     "removed incarnation": lambda now_ns: BlocksRemoved(now_ns, 1, 0, -1, ()),
     "cleared incarnation": lambda now_ns: BlocksCleared(now_ns, 1, 0, -1),
     "removed bool": lambda now_ns: BlocksRemoved(now_ns, 1, 0, 0, (True,)),
+    "stored tier none": lambda now_ns: BlocksStored(now_ns, 1, 0, 0, (), None),
+    "stored tier int": lambda now_ns: BlocksStored(now_ns, 1, 0, 0, (), 0),
+    "removed tier text": lambda now_ns: BlocksRemoved(now_ns, 1, 0, 0, (), "host"),
+    "cleared tier int": lambda now_ns: BlocksCleared(now_ns, 1, 0, 0, 1),
+    "status incarnation": status(incarnation=-1),
+    "status source none": status(source=None),
+    "status source surrogate": status(source="\ud800"),
+    "lease zero": status(lease_ns=0),
+    "lease too large": status(lease_ns=2**62),
+    "lease float": status(lease_ns=1.0),
+    "lease bool": status(lease_ns=True),
+    "report incarnation": report(incarnation=-1),
+    "report sequence negative": report(sequence=-1),
+    "report sequence too large": report(sequence=2**53 + 1),
+    "report tokens negative": report(prefill_tokens=-1),
+    "report blocks too large": report(blocks=2**53 + 1),
+    "report requests negative": report(requests=-1),
 }

@@ -1,4 +1,8 @@
-"""From symbolic letters to events: every byte of a letter chooses from a table whose first row is the simplest."""
+"""From symbolic letters to events: every byte of a letter chooses from a table whose first row is the simplest.
+
+The few choices beyond the end of a letter are made by its last bytes once more: longer ones would not fit into what
+Hypothesis draws for a plan.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ from contextlib import suppress
 
 from recording import Run
 from strategies_broken import BREAKERS
+from strategies_tables import CAPS, LEASES, OPINIONS, OVERLAPS, PREFERRED, RATES, REPORTED, TIERS, WEIGHTS
 
 from kvcore.errors import InvalidEvent
 from kvcore.events import (
@@ -13,14 +18,17 @@ from kvcore.events import (
     BlocksCleared,
     BlocksRemoved,
     BlocksStored,
+    LoadReported,
     Outcome,
     OutputBlockAdded,
     PrefillCompleted,
     RequestArrived,
     RequestCancelled,
     RequestFinished,
+    Tier,
     TimerFired,
     WorkerRemoved,
+    WorkerStatusChanged,
     WorkerUpserted,
 )
 from kvcore.request import Overlap, Rank, Request, WorkerConfig
@@ -65,7 +73,7 @@ class Resolver:
                 yield tuple([self.event(letter, None if number else "upsert") for letter in letters])
 
     def event(self, letter: bytes, kind: str | None = None) -> AnyEvent:
-        self.letter = iter(letter)
+        self.letter = iter(letter + letter[::-1])
         chosen = self.pick(self.plan.kinds)
         self.now_ns = min(self.now_ns + self.pick(self.flavour.steps_ns), NS_LAST)
         return getattr(self, kind or chosen)()
@@ -89,7 +97,8 @@ class Resolver:
         deadline = pick((None, None, None, None, None, 1, 2, 10, 50, 10**9, 0, -1), "deadline")
         pin = pick((None, None, True, True, False), "pin")
         allowed = pick((None, None, (1,), (2, 1), (0, 2), (2**64 - 1,), (), (1, 77)), "allowed")
-        overlap = pick((None, None, 0, 1, 2, 5, 2**31 - 1), "overlap")
+        blocks = pick((None, None, 0, 1, 2, 5, 2**31 - 1), "overlap")
+        rank = None if blocks is None else self.rank(number, True)
         return Request(
             request_id, prompt, pick(self.flavour.names), pick((0, 0, 0, 1, 2**32 - 1), "strict"), pick(JUMPS, "jump"),
             None if deadline is None else max(0, min(self.now_ns + deadline, NS_LAST)),
@@ -98,15 +107,22 @@ class Resolver:
             None if allowed is None else frozenset(allowed),
             path,
             None if sequence is None else sequence[: prompt // size],
-            None if overlap is None else Overlap(((self.rank(number, True), overlap), (Rank(1), 1))),
+            None if blocks is None else self.told(rank, blocks),
             None if number < 5 else number,
             pick((True, True, True, False), "track"),
             pick((TAINTS[0], *TAINTS, frozenset({"nobody's"})), "taints"),
+            pick(PREFERRED, "preferred"),
+            pick(WEIGHTS, "weights"),
         )
+
+    def told(self, rank: Rank, blocks: int) -> Overlap:
+        """What a caller tells of caches: of this rank, of another one, and of worker 1."""
+        other = self.rank(self.pick(range(8)), True)
+        return self.pick(OVERLAPS, "told")(rank, other, blocks)
 
     def probe(self, letter: bytes) -> Request:
         """A request to ask about and not to send."""
-        self.letter = iter(letter[::-1])
+        self.letter = iter(letter[::-1] + letter)
         return self.request()
 
     def new_name(self) -> str:
@@ -152,9 +168,11 @@ class Resolver:
         return max(0, (0 if known is None else known.incarnation) + self.pick((0, 0, 0, 0, 1, -1)))
 
     def upsert(self) -> WorkerUpserted:
-        worker_id = self.pick(WORKERS)
-        config = WorkerConfig(worker_id, self.pick((0, 0, 0, *DP_STARTS)), self.pick(self.flavour.dp_sizes),
-                              self.pick((None, 10, 64, 1)), taints=self.pick((TAINTS[2], *TAINTS), "taints"))
+        worker_id, pick = self.pick(WORKERS), self.pick
+        config = WorkerConfig(
+            worker_id, pick((0, 0, 0, *DP_STARTS)), pick(self.flavour.dp_sizes), pick((None, 10, 64, 1)),
+            taints=pick((TAINTS[2], *TAINTS), "taints"), total_kv_blocks=pick(CAPS, "caps"),
+            max_requests=pick((None, None, 2, 3, 1, 10), "caps"), prefill_tokens_per_s=pick(RATES, "rate"))
         return WorkerUpserted(self.now_ns, config, self.incarnation(worker_id))
 
     def remove(self) -> WorkerRemoved:
@@ -166,14 +184,31 @@ class Resolver:
 
     def stored(self) -> BlocksStored:
         path, first = self.pick(PATHS), self.pick((0, 0, 0, 1, 2))
-        return BlocksStored(self.now_ns, *self.place(), path[first : 8 - self.pick(range(7))])
+        place, blocks = self.place(), path[first : 8 - self.pick(range(7))]
+        return BlocksStored(self.now_ns, *place, blocks, self.pick(TIERS, "tier"))
 
     def removed(self) -> BlocksRemoved:
         first = self.pick(range(7))
-        return BlocksRemoved(self.now_ns, *self.place(), self.pick(PATHS)[first : first + 1 + self.pick((0, 0, 1, 7))])
+        place, blocks = self.place(), self.pick(PATHS)[first : first + 1 + self.pick((0, 0, 1, 7))]
+        return BlocksRemoved(self.now_ns, *place, blocks, self.pick(TIERS, "tier"))
 
     def cleared(self) -> BlocksCleared:
-        return BlocksCleared(self.now_ns, *self.place())
+        return BlocksCleared(self.now_ns, *self.place(), self.pick((None, None, *Tier), "tier"))
+
+    def status(self) -> WorkerStatusChanged:
+        worker_id = self.pick(WORKERS)
+        known = sorted(self.oracle.workers)
+        if known and self.pick((True, True, True, False)):
+            worker_id = known[worker_id % len(known)]
+        return WorkerStatusChanged(self.now_ns, worker_id, self.incarnation(worker_id), self.pick(("", "health")),
+                                   *self.pick(OPINIONS), self.pick(LEASES, "lease"))
+
+    def report(self) -> LoadReported:
+        place, (tokens, blocks, requests) = self.place(), REPORTED
+        load = self.oracle.loads_by_rank.get(place[:2])
+        last = -1 if load is None or load.report is None else load.report.sequence
+        sequence = max(0, min(last + self.pick((1, 1, 1, 5, 2**50, 0, -1)), 2**53))
+        return LoadReported(self.now_ns, *place, sequence, self.pick(tokens), self.pick(blocks), self.pick(requests))
 
     def timer(self) -> TimerFired:
         """Now, at the next deadline, or just before it."""

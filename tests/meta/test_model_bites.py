@@ -9,14 +9,17 @@ from functools import cache, partial
 import pytest
 from bound_stories import CONFIG, STORIES
 from hypothesis import Phase, given, settings
-from lockstep import Difference, play
+from lockstep import LOAD_FIELDS, POTENTIAL_FIELDS, Difference, play
 from oracle import Oracle
 from oracle_ledger import ONE, leading
-from strategies import anything, caches, detours, duels, plans, rushes
+from oracle_state import RankState
+from oracle_time import DEADLINE, LEASE
+from strategies import anything, caches, choices, crowds, detours, duels, fadings, overloads, plans, rushes
 from strategies_letters import Resolver
 
 from kvcore import config, events, policy, request
 from kvcore.actions import EvictReason, RejectReason
+from kvcore.events import Tier
 from kvcore.policy import Arbitration
 
 
@@ -26,22 +29,26 @@ class StandIn(Oracle):
     def digest(self) -> str:
         queue = self.queue
         live = sorted((name, x.state, x.attempt, x.rank, x.progress_ns) for name, x in self.live.items())
-        index = sorted((rank, sorted(names)) for rank, names in self.index.items())
         return repr((queue.cursor, queue.paid, queue.carry, [c.deficit for c in queue.classes], self.generator.state,
-                     self.next_attempt, self.next_seq, live, index, self.loads_by_rank))
+                     self.next_attempt, self.next_seq, live, self.workers,
+                     [(rank, vars(load)) for rank, load in self.loads_by_rank.items()],
+                     [(rank, [sorted(names) for names in cache.told.values()]) for rank, cache in self.index.items()]))
 
     def audit(self) -> list[str]:
         return []
 
     def loads(self):
-        names = ("worker_id", "dp_rank", "prefill_tokens", "active_blocks", "requests")
-        return [dict(zip(names, row, strict=True)) for row in super().loads()]
+        return [dict(zip(LOAD_FIELDS, row, strict=True)) for row in super().loads()]
+
+    def potential_loads(self, request):
+        names = (*POTENTIAL_FIELDS, "cost")
+        return [dict(zip(names, row, strict=True)) for row in super().potential_loads(request)]
 
 
 class OneDrawForAll(StandIn):
-    def _select(self, request):
+    def _select(self, *request):
         self.generator.state = 0
-        return super()._select(request)
+        return super()._select(*request)
 
 
 class LastComeOfEquals(StandIn):
@@ -88,8 +95,11 @@ class ReferenceMovesOnRemoval(StandIn):
 
 
 class RemovalIsNoProgress(StandIn):
-    def _evict(self, live, reason, at_ns):
-        super()._evict(live, reason, live.progress_ns if reason is EvictReason.WORKER_REMOVED else at_ns)
+    def _evict(self, live, reason):
+        before = live.progress_ns
+        super()._evict(live, reason)
+        if reason is EvictReason.WORKER_REMOVED:
+            live.progress_ns = before
 
 
 class OutputIsNoProgress(StandIn):
@@ -105,7 +115,7 @@ class EvictsById(StandIn):
     def _remove_ranks(self, ranks):
         for live in sorted(self.live.values(), key=lambda x: x.request.request_id):
             if live.state == "running" and live.rank in ranks:
-                self._evict(live, EvictReason.WORKER_REMOVED, self.now_ns)
+                self._evict(live, EvictReason.WORKER_REMOVED)
         super()._remove_ranks(ranks)
 
 
@@ -117,19 +127,18 @@ class KeepsIndexOfLostRanks(StandIn):
 
     def _upserted(self, event):
         super()._upserted(event)
-        for rank in self.index:
-            self.index[rank] |= getattr(self, "lost", {}).pop(rank, set())
+        self.index.update({rank: self.lost.pop(rank) for rank in self.index if rank in getattr(self, "lost", {})})
 
 
 class DeadlineOneLate(StandIn):
     def _dues(self):
-        return [(due + (kind == 0), kind, *rest) for due, kind, *rest in super()._dues()]
+        return [(due + (kind == DEADLINE), kind, *rest) for due, kind, *rest in super()._dues()]
 
 
 class BusyAtThreshold(StandIn):
-    def _busy(self, item, rank):
-        tokens = self.loads_by_rank[rank].prefill_tokens
-        return super()._busy(item, rank) or (tokens > 0 and tokens == item.prefill_busy_threshold)
+    def _busy(self, item, rank, *now_ns):
+        tokens = self._tokens(rank, *now_ns)
+        return super()._busy(item, rank, *now_ns) or (tokens > 0 and tokens == item.prefill_busy_threshold)
 
 
 class SettlesAfterEveryEvent(StandIn):
@@ -163,20 +172,18 @@ class SharersRestoreWeight(StandIn):
 
 
 class CountsBlocksBehindAHole(StandIn):
-    def _overlap_blocks(self, request, rank):
-        blocks = super()._overlap_blocks(request, rank)
-        if request.overlap is None and rank in self.index and leading(request.block_hashes, self.index[rank]):
-            return len([name for name in request.block_hashes if name in self.index[rank]])
-        return blocks
+    def _found(self, request, rank):
+        found = super()._found(request, rank)
+        known = self.index[rank].told[Tier.DEVICE]
+        if request.overlap is None and leading(request.block_hashes, known):
+            return replace(found, device=float(len([name for name in request.block_hashes if name in known])))
+        return found
 
 
 class SnapshotAgainAtThePop(StandIn):
     def _settle(self):
         for live in self._waiting():
-            request, ranks = live.request, self._eligible(live.request)
-            blocks = max((self._overlap_blocks(request, rank) for rank in ranks), default=0)
-            uncached = request.prompt_tokens - min(blocks * self.config.block_size, request.prompt_tokens)
-            live.entry.cost = max(1, uncached)
+            live.entry.cost = max(1, live.request.prompt_tokens - self._snapshot(live.request))
         super()._settle()
 
 
@@ -207,8 +214,8 @@ class ReuseOfAttempts(StandIn):
 
 
 class EvictedNeverEnds(StandIn):
-    def _evict(self, live, reason, at_ns):
-        super()._evict(live, reason, at_ns)
+    def _evict(self, live, reason):
+        super()._evict(live, reason)
         live.progress_ns = 2**62
 
 
@@ -277,8 +284,141 @@ class OtherLanesOvertakeFreely(StandIn):
         super()._place(live)
 
 
+class LeaseOneLate(StandIn):
+    def _dues(self):
+        return [(due + (kind == LEASE), kind, *rest) for due, kind, *rest in super()._dues()]
+
+
+class SourcesReplaceEachOther(StandIn):
+    def _status_changed(self, event):
+        super()._status_changed(replace(event, source=""))
+
+
+class RestartsKeepMarks(StandIn):
+    def _upserted(self, event):
+        known = self.workers.get(event.config.worker_id)
+        super()._upserted(event)
+        if known is not None:
+            self.workers[event.config.worker_id].marks = known.marks
+
+
+class LeasedIsGone(StandIn):
+    def _state(self, rank):
+        state = super()._state(rank)
+        return RankState.GONE if state is RankState.LEASED else state
+
+
+class OverloadedIsOpen(StandIn):
+    def _state(self, rank):
+        state = super()._state(rank)
+        return RankState.OPEN if state is RankState.OVERLOADED else state
+
+
+class LooksForOverloadOnce(StandIn):
+    def _look_for_overload(self, live, until_ns):
+        super()._look_for_overload(live, until_ns)
+        live.look_ns = None
+
+
+class RoomWhenExactlyFullIsNone(StandIn):
+    def _has_room(self, request, rank):
+        full = self._held(rank) + self._need(request) - self._depth(request, rank)
+        return super()._has_room(request, rank) and full != self.workers[rank[0]].config.total_kv_blocks
+
+
+class SharedPromptsNeedRoomTwice(StandIn):
+    def _depth(self, request, rank):
+        return 0
+
+
+class ReservesAreNotHeld(StandIn):
+    def _reserve(self, request):
+        return 0
+
+
+class TooLargeWaits(StandIn):
+    def _fits_somewhere(self, request, ranks):
+        return True
+
+
+class DecayGoesOnIntoTheNext(StandIn):
+    """An oldest prefill that has had its time eats into those behind it, as in the reference."""
+
+    def _own_tokens(self, rank, now_ns=None):
+        load, rate = self.loads_by_rank[rank], self._rate(rank)
+        if rate is None or not load.prefilling:
+            return super()._own_tokens(rank, now_ns)
+        gone_ns = (self.now_ns if now_ns is None else now_ns) - load.anchor_ns
+        return max(0, load.prefill_tokens - load.prefilling[0].prefill_tokens * gone_ns // load.front_ns(rate))
+
+
+class CancelsGiveCredit(StandIn):
+    def _release(self, live, completed):
+        super()._release(live, True)
+
+
+class AnchorStaysWithTheNext(StandIn):
+    def _progressed(self, event):
+        live = self.live.get(event.request_id)
+        load = self.loads_by_rank.get(live.rank) if live is not None and live.rank is not None else None
+        before = load and load.anchor_ns
+        super()._progressed(event)
+        if load is not None:
+            load.anchor_ns = before
+
+
+class CrossesOneLate(StandIn):
+    def _crossing_ns(self, item, rank):
+        due_ns = super()._crossing_ns(item, rank)
+        return None if due_ns is None else due_ns + 1
+
+
+class ReportsEraseBookings(StandIn):
+    def _load_reported(self, event):
+        super()._load_reported(event)
+        rank = (event.worker_id, event.dp_rank)
+        report = self.loads_by_rank[rank].report if rank in self.loads_by_rank else None
+        if report is not None and report.end_ns is not None:
+            report.foreign = (report.prefill_tokens - self._own_tokens(rank), *report.foreign[1:])
+
+
+class ReportsInAnyOrder(StandIn):
+    def _load_reported(self, event):
+        load = self.loads_by_rank.get((event.worker_id, event.dp_rank))
+        if load is not None and load.report is not None:
+            load.report.sequence = -1
+        super()._load_reported(event)
+
+
+class HostFromTheRoot(StandIn):
+    def _found(self, request, rank):
+        found = super()._found(request, rank)
+        if request.overlap is None:
+            found = replace(found, host=leading(request.block_hashes, self.index[rank].told[Tier.HOST]))
+        return found
+
+
+class RootIsForgottenFirst(StandIn):
+    def _use_blocks(self, live):
+        request = live.request
+        live.request = replace(request, block_hashes=request.block_hashes[::-1])
+        super()._use_blocks(live)
+        live.request = request
+
+
+class IgnoresPreferences(StandIn):
+    def _cost(self, request, *rest):
+        return super()._cost(replace(request, preferred_taints=()), *rest)
+
+
+class IgnoresOwnWeights(StandIn):
+    def _weights(self, request):
+        return self.config.weights
+
+
 #: Theme of the plans that a fault should meet, and the faults.
 SWARM, DUELS, RUSHES, CACHES, DETOURS = anything(broken=False), duels(), rushes(), caches(), detours()
+CROWDS, OVERLOADS, FADINGS, CHOICES = crowds(), overloads(), fadings(), choices()
 MUTANTS = {
     OneDrawForAll: SWARM,
     LastComeOfEquals: SWARM,
@@ -310,6 +450,26 @@ MUTANTS = {
     LimitOneTooMany: RUSHES,
     ChargesRefusedPops: RUSHES,
     WindowOf31: RUSHES,
+    LeaseOneLate: OVERLOADS,
+    SourcesReplaceEachOther: OVERLOADS,
+    RestartsKeepMarks: OVERLOADS,
+    LeasedIsGone: OVERLOADS,
+    OverloadedIsOpen: OVERLOADS,
+    LooksForOverloadOnce: OVERLOADS,
+    RoomWhenExactlyFullIsNone: CROWDS,
+    SharedPromptsNeedRoomTwice: CROWDS,
+    ReservesAreNotHeld: CROWDS,
+    TooLargeWaits: CROWDS,
+    DecayGoesOnIntoTheNext: FADINGS,
+    CancelsGiveCredit: FADINGS,
+    AnchorStaysWithTheNext: FADINGS,
+    CrossesOneLate: FADINGS,
+    ReportsEraseBookings: FADINGS,
+    ReportsInAnyOrder: FADINGS,
+    HostFromTheRoot: CHOICES,
+    RootIsForgottenFirst: CHOICES,
+    IgnoresPreferences: CHOICES,
+    IgnoresOwnWeights: CHOICES,
 }
 #: Faults that random plans seldom meet.
 STORY_MUTANTS = (RemembersWhoStoodAside,)

@@ -9,11 +9,10 @@ import math
 from itertools import count
 
 import pytest
-from oracle_ledger import ONE, RankLoad, WyRand, rank_cost
+from oracle_ledger import ONE, RankLoad, WyRand
 from oracle_queue import JUMP_NS_MAX, Entry, PolicyQueue, jump_ns, sort_key
 
 from kvcore.policy import Arbitration, QueuePolicy
-from kvcore.request import Request
 
 S = 10**9
 SEQ = count()
@@ -326,14 +325,3 @@ def test_a_block_that_left_comes_back_whole():
     load.release(booking)
     load.book(0, (1,))
     assert load.live[1].weight == ONE
-
-
-def test_rank_cost():
-    load = RankLoad()
-    load.book(100, (1, 2, 3))
-    request = Request("r", 64, block_hashes=(1, 2, 9, 8))
-    assert rank_cost(load, request, 0, 16) == 164 / 16 + (3 + 2)
-    assert rank_cost(load, request, 2, 16) == 164 / 16 - 2 + 5
-    assert rank_cost(load, request, 100, 16) == max(0.0, 1700 / 16 - 100) + 5
-    assert rank_cost(load, Request("r", 64, track_prefill=False, block_hashes=(1,)), 1, 16) == 3.0
-    assert rank_cost(load, Request("r", 64, sequence_hashes=(), block_hashes=(7,)), 0, 16) == 164 / 16 + 3

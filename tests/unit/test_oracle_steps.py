@@ -58,7 +58,7 @@ def test_first_runs_second_waits_and_runs_when_the_prompt_is_done():
     core = oracle()
     assert core.step(arrive(5, "a")) == (Dispatch("a", 1, 1, 0, 0, 0, 0, 8, 2, 0),)
     assert core.step(arrive(6, "b", 5)) == (Park("b", 0),)
-    assert core.loads() == [(1, 0, 8, 0, 1)]
+    assert core.loads() == [(1, 0, 1, 8, 0, 2, 0, -1, -1, -1)]
     assert core.step(PrefillCompleted(9, "a", 1)) == (Dispatch("b", 2, 1, 0, 0, 0, 0, 5, 2, 3),)
     assert core.step(PrefillCompleted(9, "a", 1)) == (Ignored("a", 1),)
 
@@ -101,7 +101,7 @@ def test_removal_evicts_by_attempt_and_higher_incarnation_restarts():
     core.step_many((arrive(0, "b"), arrive(0, "a")))
     core.step(BlocksStored(0, 1, 0, 0, (1, 2)))
     assert short(core.step(WorkerUpserted(1, WorkerConfig(1), 2))) == ["E b", "E a"]
-    assert (core.loads(), core.stats().index_blocks) == ([(1, 0, 0, 0, 0)], 0)
+    assert (core.loads(), core.stats().index_blocks) == ([(1, 0, 0, 0, 0, 0, 0, -1, -1, -1)], 0)
     assert core.step(WorkerUpserted(1, WorkerConfig(1), 1)) == ()
     assert core.step(BlocksStored(1, 1, 0, 0, (1,))) == ()
     assert core.stats().stale_events == 2
@@ -114,7 +114,7 @@ def test_shrinking_evicts_only_what_falls_out():
     core.step(WorkerUpserted(0, WorkerConfig(1, 0, 2)))
     core.step_many((arrive(0, "a", pinned=Rank(1, 0)), arrive(0, "b", pinned=Rank(1, 1))))
     assert short(core.step(WorkerUpserted(1, WorkerConfig(1, 1, 2)))) == ["E a"]
-    assert core.loads() == [(1, 1, 8, 0, 1), (1, 2, 0, 0, 0)]
+    assert [row[:4] for row in core.loads()] == [(1, 1, 1, 8), (1, 2, 0, 0)]
 
 
 def test_due_times_apply_in_order_and_before_the_event():
@@ -251,7 +251,7 @@ def test_classification():
     core = Oracle(SchedulerConfig(4, PolicyProfile((PolicyClass("x", 1), *cells), buckets, "g")))
     wanted = {("x", 1): 0, ("x", 99): 0, ("f", 8): 1, ("f", 9): 2, ("g", 8): 3, (None, 9): 4, ("fs", 1): 3, ("", 1): 3}
     assert {key: core._classify(*key) for key in wanted} == wanted
-    assert core.stats().unknown_class_names == 2
+    assert [core._knows(name) for name in ("x", "f", "g", None, "fs", "")] == [True] * 4 + [False] * 2
 
 
 def test_charge_is_kept_when_placement_fails():
