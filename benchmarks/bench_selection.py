@@ -33,8 +33,8 @@ probe = load("_probe_selector")
 TABLE = "Choosing a rank, per choice; per rank: of the candidates"
 
 #: Ranks to look at in one round.
-LOOKS = {"small": 1_000, "large": 200_000}
-CHOICES = {"small": 10, "large": 2_000}
+LOOKS = {"small": 5_000, "large": 200_000}
+CHOICES = {"small": 100, "large": 2_000}
 DEFAULT = SelectionWeights()
 
 
@@ -63,7 +63,7 @@ def timed(benchmark, report, size):
     def time_it(series: str, workers: int, run, looks: int) -> None:
         """run(times) chooses so often; looks: ranks that one choice may look at."""
         choices = max(2, CHOICES[size] if looks == 0 else LOOKS[size] // looks)
-        found = digest(run(2))
+        found = digest(run(6))
         figure = report.measure(benchmark, lambda: (choices,), run, choices, found, size)
         growth = report.growth(series, workers, figure)
         each = "" if figure is None else f"{figure.ns / workers:.2f} ns"

@@ -44,7 +44,7 @@ cdef enum:
     IS_LOADED = 2          # open, and it has prefill tokens
 
 cdef enum:
-    # An overlay is costed one by one if it has no more than this part of all ranks. One takes as long as two of the loop.
+    # An overlay of at most this part of all ranks is costed one by one. One takes as long as two in the plain loop.
     OVERLAY_SHARE = 4
 
 

@@ -168,16 +168,18 @@ cdef class Loads:
         return or_none(rank), state
 
     def repeat(self, candidates, Query query, int64_t times):
-        """So many choices. Generator state after them, from 1."""
+        """So many choices. The last one, and the generator's state after them, from 1."""
         cdef array.array ranks = array.array("i", candidates)
         cdef array.array tied = array.array("i", candidates)
         cdef array.array costs = array.array("d", candidates)
         cdef uint64_t state = 1
         cdef slot_t count = <slot_t>len(ranks)
+        cdef slot_t rank = NO_SLOT
         cdef int64_t _i
         for _i in range(times):
-            choose(self.rows, slots_of(ranks), count, &query.query, &state, slots_of(tied), costs.data.as_doubles)
-        return state
+            rank = choose(
+                self.rows, slots_of(ranks), count, &query.query, &state, slots_of(tied), costs.data.as_doubles)
+        return or_none(rank), state
 
 
 cdef class Tree:
@@ -254,10 +256,10 @@ cdef class Fleet:
     def remove(self, slot_t rank):
         self.ledger.remove_rank(rank)
 
-    def set_caps(self, slot_t rank, max_blocks, max_requests):
+    def set_caps(self, slot_t rank, max_blocks, max_requests, int64_t prefill_rate=0):
         self.ledger.configure_rank(
             rank, 10_000_000, INT64_TOP if max_blocks is None else max_blocks,
-            INT64_TOP if max_requests is None else max_requests, 0, 0)
+            INT64_TOP if max_requests is None else max_requests, prefill_rate, 0)
 
     def set_state(self, slot_t rank, int state):
         self.ledger.set_state(rank, <rank_state_t>state)
@@ -271,6 +273,9 @@ cdef class Fleet:
 
     def release(self, slot_t slot):
         return bool(self.ledger.release(slot, True))
+
+    def advance(self, ns_t now_ns):
+        self.ledger.advance(now_ns)
 
     def dirty(self):
         return sorted(self.ledger.dirty_ranks[i] for i in range(self.ledger.dirties))
@@ -321,13 +326,16 @@ cdef class Fleet:
         return or_none(rank), state, list(tied[:ties]), best
 
     def repeat(self, Query query, overlay, changed, int64_t times):
-        """So many choices of the standings, before each of which the ranks named have changed. Generator state, from 1.
+        """So many choices of the standings, before each of which the ranks named have changed.
+
+        The last one, and the generator's state after them, from 1.
         """
         cdef array.array ranks = array.array("i", overlay)
         cdef array.array others = array.array("i", changed)
         cdef uint64_t state = 1
         cdef slot_t count = <slot_t>len(ranks)
         cdef slot_t changes = <slot_t>len(others)
+        cdef slot_t rank = NO_SLOT
         cdef slot_t j
         cdef int64_t i
         for i in range(times):
@@ -335,15 +343,16 @@ cdef class Fleet:
                 self.reports += 1
                 self.ledger.report(slots_of(others)[j], self.reports, 16 * (i & 1), 0, 1, True)
             self.standings.refresh()
-            self.standings.cheapest(&query.query, slots_of(ranks), count, &state)
-        return state
+            rank = self.standings.cheapest(&query.query, slots_of(ranks), count, &state)
+        return or_none(rank), state
 
     def repeat_plain(self, Query query, int64_t times):
-        """So many choices of the plain loop over all ranks. Generator state after them, from 1."""
+        """So many choices of the plain loop over all ranks. The last one, and the generator's state, from 1."""
         cdef array.array ranks = array.array("i", range(self.ranks))
         cdef array.array tied = array.array("i", ranks)
         cdef uint64_t state = 1
+        cdef slot_t rank = NO_SLOT
         cdef int64_t _i
         for _i in range(times):
-            choose(self.ledger.loads, slots_of(ranks), self.ranks, &query.query, &state, slots_of(tied), NULL)
-        return state
+            rank = choose(self.ledger.loads, slots_of(ranks), self.ranks, &query.query, &state, slots_of(tied), NULL)
+        return or_none(rank), state

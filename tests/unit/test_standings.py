@@ -331,6 +331,18 @@ def test_room_counts_held_blocks_of_bookings():
     assert fleet.most_room() == 10
 
 
+def test_room_opens_when_decay_makes_a_rank_less_busy():
+    """64 tokens at 64 a second are no more than 20 after 44/64 of a second."""
+    fleet = probe.Fleet(2, strict=True, thresholds=[(20, None)], decays=True)
+    for rank in range(2):
+        fleet.set_caps(rank, 10 - rank, None, 64)
+        fleet.book(rank, rank, 64 + rank, 4)
+    for now_ns, wanted in (0, -INT64_TOP), (687_499_999, -INT64_TOP), (687_500_000, 6), (10**9, 6):
+        fleet.advance(now_ns)
+        fleet.refresh()
+        assert (fleet.most_room(), fleet.most_room(0)) == (6, wanted)
+
+
 def test_bookings_move_a_rank_in_the_standings():
     fleet = probe.Fleet(3)
     query = Case((At(),) * 3).query()
