@@ -53,6 +53,7 @@ cdef class Placement:
 
     cdef int _reserve(self) except -1
     cdef bint _fits(self, Request request, slot_t worker) except -1
+    cdef bint _allows(self, Request request, slot_t rank) except -1
     cdef bint _gone(self, slot_t rank) noexcept
     cdef slot_t _usable(self, Request request, slot_t pin) except -1
     cdef bint _any_usable(self, Request request) except -1

@@ -110,7 +110,7 @@ cdef class Placement:
         cdef slot_t kept = 0
         self._reserve()
         if pin != NO_SLOT:
-            if self._gone(pin) or not self._fits(request, self.fleet.workers.ranks[pin].worker):
+            if self._gone(pin) or not self._allows(request, pin):
                 return 0
             self.candidates[0] = pin
             return 1
@@ -123,7 +123,10 @@ cdef class Placement:
 
     cdef bint may_use(self, slot_t slot, slot_t rank):
         """Whether a waiting request without a pin may be placed on a present rank."""
-        cdef Request request = self.requests.request(slot)
+        return self._allows(self.requests.request(slot), rank)
+
+    cdef bint _allows(self, Request request, slot_t rank) except -1:
+        """Whether allow-list and required taints leave a present rank."""
         if request.allowed_workers is not None:
             if self.fleet.workers.ranks[rank].worker_id not in request.allowed_workers:
                 return False
@@ -320,7 +323,8 @@ cdef class Placement:
 
     cdef slot_t eligible(self, slot_t slot, Request request) except -1:
         """Ranks that would take a classified request now, in canonical order, into `candidates`. Returns how many."""
-        cdef slot_t count = self._usable(request, self.requests.rows[slot].pin)
+        cdef slot_t pin = self.requests.rows[slot].pin
+        cdef slot_t count = 0 if request.pinned is not None and pin == NO_SLOT else self._usable(request, pin)
         cdef slot_t pair = self.pair_of[self.requests.rows[slot].class_index] if self.strict else NO_SLOT
         cdef int64_t needed = self._needed(request)
         cdef slot_t kept = 0
