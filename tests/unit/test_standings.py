@@ -255,6 +255,17 @@ def test_loads_too_large_for_exact_steps_are_told_apart_or_left_alone(largest):
     agree(fleet, case, [9, 10], 5)
 
 
+@pytest.mark.parametrize("load", [(0, 2**53, 0), (0, 0, 2**53), (INT64_TOP, 2**53, 0)])
+def test_keys_beyond_64_bits_are_large(load):
+    """They are whole multiples of 2^64, or above the largest integer."""
+    fleet = probe.Fleet(32, 2**30, 2.0**-10)
+    for rank in range(32):
+        fleet.report(rank, *(load if rank == 5 else (0, 1, 0)))
+    fleet.refresh()
+    case = Case((At(),) * 32, block_size=2**30).weighed(active_request_weight=2.0**-10)
+    assert agree(fleet, case, [], 5) is True
+
+
 def test_many_changes_at_once_are_one_rebuild_and_few_are_single_ones():
     """Both ways of taking changes in end alike."""
     rng = random.Random(3)
