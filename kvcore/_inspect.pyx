@@ -13,7 +13,7 @@ from kvcore._drr cimport LIMIT_CACHED_TOKENS, LIMIT_RAW_TOKENS, LIMIT_REQUESTS, 
 from kvcore._lanes cimport ClassQueue, waiting_t
 from kvcore._ledger cimport Ledger
 from kvcore._ledger_audit cimport ledger_faults
-from kvcore._load cimport booking_t, held_of, load_t, requests_of, weight_of
+from kvcore._load cimport booking_t, load_t, weight_of
 from kvcore._requests cimport STATE_RUNNING, STATE_WAITING, request_t
 from kvcore._types cimport NO_SLOT, int32_t, saturated
 from kvcore._workers cimport rank_t, worker_t
@@ -66,13 +66,13 @@ cdef class Inspector:
             over_cap_ranks=self._over_caps(), classes=tuple(classes))
 
     cdef int64_t _over_caps(self):
-        """Ranks with more than their caps allow: growth beyond reserves, or caps that were lowered (DESIGN D8)."""
+        """Ranks whose bookings exceed their caps: growth beyond reserves, or caps that were lowered (DESIGN D8)."""
         cdef slot_t i
         cdef int64_t over = 0
         cdef load_t* load
         for i in range(self._fleet.workers.present):
             load = &self._fleet.ledger.loads[self._fleet.workers.order[i]]
-            over += requests_of(load) > load.max_requests or held_of(load) > load.max_blocks
+            over += load.requests > load.max_requests or saturated(load.held) > load.max_blocks
         return over
 
     cdef int64_t _running(self):

@@ -16,7 +16,7 @@ from kvcore.request cimport effective_cached_tokens, prefill_delta
 #: that are taken or kept free (DESIGN D8). state: 0 open, 1 overloaded, 2 unavailable for a while, 3 unavailable.
 LOAD_DTYPE = numpy.dtype([
     ("worker_id", "<u8"), ("dp_rank", "<u4"), ("requests", "<i4"), ("prefill_tokens", "<i8"), ("active_blocks", "<i8"),
-    ("held_blocks", "<i8"), ("state", "<i4"), ("reported_requests", "<i4"), ("reported_prefill_tokens", "<i8"),
+    ("held_blocks", "<i8"), ("state", "<i8"), ("reported_requests", "<i8"), ("reported_prefill_tokens", "<i8"),
     ("reported_blocks", "<i8")])
 
 #: One row of `Scheduler.potential_loads()`: what the rank's load would be, with what its engine reports beyond our
@@ -34,8 +34,8 @@ cdef packed struct load_row_t:
     int64_t prefill_tokens
     int64_t active_blocks
     int64_t held_blocks
-    int32_t state
-    int32_t reported_requests
+    int64_t state
+    int64_t reported_requests
     int64_t reported_prefill_tokens
     int64_t reported_blocks
 
@@ -80,7 +80,7 @@ cdef class Tables:
             row.reported_prefill_tokens = -1
             row.reported_blocks = -1
             if load.reported_sequence >= 0:
-                row.reported_requests = <int32_t>min(load.reported_requests, 0x7FFFFFFF)
+                row.reported_requests = load.reported_requests
                 row.reported_prefill_tokens = load.reported_prefill
                 row.reported_blocks = load.reported_blocks
         return table

@@ -30,7 +30,7 @@ class SchedulerStats:
 
     rejected: by reason name, only reasons that occurred. unknown_class_names: arrivals whose class name named nothing.
     index_blocks: blocks that engines told the KV index of, counted once per rank and tier that holds them.
-    over_cap_ranks: ranks with more requests or blocks than their caps allow: growth, or caps that were lowered.
+    over_cap_ranks: ranks whose bookings exceed their caps, by growth or because caps were lowered.
     """
 
     arrived: int
