@@ -19,6 +19,7 @@ from checkers_load import (
 from checkers_overtaking import overtaking_is_bounded
 from checkers_shares import shares_are_bounded
 from history import LIMITS, Fleet, eligible, fleets, is_end, moments, rank_of
+from history_load import decides_once
 from recording import Run
 
 from kvcore.actions import Dispatch, Evict, EvictReason, Ignored, Park, Reject, RejectReason
@@ -246,10 +247,10 @@ def ranks_are_allowed(run: Run) -> list[str]:
         if not isinstance(action, Dispatch):
             continue
         rank = (action.worker_id, action.dp_rank)
-        known = [fleet for fleet in seen[moment.step] if rank in fleet.ranks()]
-        if not known:
+        then = seen[moment.step][-1:] if decides_once(run.config, moment.events) else seen[moment.step]
+        if not any(rank in fleet.ranks() for fleet in then):
             faults.append(f"step {moment.step}: {action} to a rank that does not exist")
-        elif moment.subject is not None and rank not in eligible(moment.subject.request, known[0]):
+        elif moment.subject is not None and not any(rank in eligible(moment.subject.request, fleet) for fleet in then):
             faults.append(f"step {moment.step}: {action} to a rank that its request may not use")
         if moment.subject is not None:
             request = moment.subject.request

@@ -100,6 +100,8 @@ LIMITED = (*QUEUE[:4],)
 DEAR = (*QUEUE[:2], (arrive(1, "b", 9),), (arrive(1, "c", 7),), (PrefillCompleted(3, "a", 1),))
 TAINTED = ((WorkerUpserted(0, WorkerConfig(1, taints=frozenset({"a"}))), WorkerUpserted(0, WorkerConfig(2))),
            (arrive(0, "a", required_taints=frozenset({"a"})),), (arrive(1, "b", pinned=Rank(2)),))
+#: All in one batch: worker 1 loses its taint, worker 2 gains it.
+UNTAINTED = ((TAINTED[0][0], *TWO_UP, WorkerUpserted(0, WorkerConfig(2, taints=frozenset({"a"}))), *TAINTED[1]),)
 PINNED = (TWO_UP, (arrive(0, "a", pinned=Rank(1)),), (arrive(1, "b", allowed_workers=frozenset({2})),))
 FULL = Reject("c", R.QUEUE_FULL_REQUESTS, 0, 1, 1)
 NEVER_WAITS = config(prefill_busy_threshold=None)
@@ -172,6 +174,7 @@ CASES = [
     Case("ranks_are_allowed", "not the pin", config(), PINNED, 1, first(worker_id=2)),
     Case("ranks_are_allowed", "not on the list", config(), PINNED, 2, first(worker_id=1)),
     Case("ranks_are_allowed", "without a taint", config(), TAINTED, 1, first(worker_id=2)),
+    Case("ranks_are_allowed", "a taint that it has lost", config(), UNTAINTED, 0, first(worker_id=1)),
     Case("ranks_are_allowed", "books too little", config(), QUEUE, 4, first(prefill_tokens=7)),
     Case("ranks_are_allowed", "cached beyond the prompt", config(), QUEUE, 4,
          first(cached_tokens=9, prefill_tokens=-1)),
