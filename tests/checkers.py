@@ -12,6 +12,7 @@ from checkers_life import one_life_each
 from checkers_load import (
     best_heads_go_first,
     capacity_is_not_exceeded,
+    counters_are_sums,
     evictions_are_not_forgotten,
     selections_see_every_booking,
     work_is_conserved,
@@ -302,7 +303,8 @@ CHECKERS = {
         one_life_each, dispatches_follow_arrivals, releases_once, evictions_are_justified, parks_once,
         lanes_keep_their_order, limits_hold, deadlines_hold, ranks_are_allowed, refusals_are_justified,
         classes_are_right, work_is_conserved, best_heads_go_first, capacity_is_not_exceeded,
-        selections_see_every_booking, evictions_are_not_forgotten, shares_are_bounded, overtaking_is_bounded,
+        selections_see_every_booking, counters_are_sums, evictions_are_not_forgotten, shares_are_bounded,
+        overtaking_is_bounded,
     )
 }
 

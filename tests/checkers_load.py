@@ -1,4 +1,4 @@
-"""Who is served when, and where: work conservation, the best head first, busy ranks, selection, evictions.
+"""Who is served when, and where: work conservation, the best head first, busy ranks, selection, counters, evictions.
 
 All of it by the record, and by the load to which the record alone adds up (history_load).
 """
@@ -12,9 +12,16 @@ from history_load import World, readings
 from oracle_ledger import ceil_div, leading, rank_cost, sequence_hashes
 from recording import Run
 
-from kvcore.actions import Dispatch, Evict
+from kvcore.actions import Dispatch, Evict, Reject, RejectReason
 from kvcore.policy import PolicyClass
 
+R = RejectReason
+#: What each limit counts of who waits.
+COUNTED = {
+    R.QUEUE_FULL_REQUESTS: lambda arrival: 1,
+    R.QUEUE_FULL_RAW_TOKENS: lambda arrival: arrival.request.prompt_tokens,
+    R.QUEUE_FULL_CACHED_TOKENS: lambda arrival: arrival.cached_tokens,
+}
 #: Those of one lane, by their names.
 Lane = dict[str, Arrival]
 
@@ -138,6 +145,19 @@ def misjudged(world: World, subject: Arrival, action: Dispatch, rank: tuple[int,
     if costs[rank] > min(costs.values()):
         found.append(f"the costs are {costs}")
     return found
+
+
+def counters_are_sums(run: Run) -> list[str]:
+    """A refusal for a limit tells what waits in its class: requests, their tokens, or what is cached of them."""
+    faults = []
+    for moment, world in readings(run):
+        action = moment.action
+        if isinstance(action, Reject) and action.reason in COUNTED and world.sharp:
+            others = members({**moment.waiting, **moment.coming}, action.class_index)
+            others.pop(action.request_id, None)
+            if None not in others.values() and action.current != sum(map(COUNTED[action.reason], others.values())):
+                faults.append(f"step {moment.step}: {action}, but {sorted(others)} wait")
+    return faults
 
 
 def evictions_are_not_forgotten(run: Run) -> list[str]:

@@ -122,6 +122,7 @@ TOGETHER = (TWO_UP, (arrive(0, "a"), arrive(0, "b")))
 CROWD = (UP, (arrive(0, "a", sequence_hashes=(1, 2)), arrive(0, "b", sequence_hashes=(3, 4))))
 SHARED = (UP, (arrive(0, "a", sequence_hashes=(1, 2)),), (OutputBlockAdded(1, "a", 1, 0.25),),
           (arrive(2, "b", sequence_hashes=(1, 3)),), (PrefillCompleted(3, "a", 1),), (arrive(4, "c"),))
+REFUSED = (*QUEUE[:2], (arrive(1, "b"), arrive(1, "c")))
 INDEXED = replace(config(), index=IndexMode.EVENTS)
 STORED = (TWO_UP, (BlocksStored(0, 2, 0, 0, (7,)),), (arrive(1, "a", block_hashes=(7, 8)),))
 
@@ -204,6 +205,13 @@ CASES = [
     Case("selections_see_every_booking", "a cache not seen", INDEXED, STORED, 2,
          first(overlap_blocks=0, cached_tokens=0, prefill_tokens=8)),
     Case("selections_see_every_booking", "the cache of another", INDEXED, STORED, 2, first(worker_id=1)),
+    Case("counters_are_sums", "one too many", config(request_queue_limit_per_worker=1), LIMITED, 3, first(current=2)),
+    Case("counters_are_sums", "tokens of who came", config(raw_isl_token_queue_limit_per_worker=8), LIMITED, 3,
+         first(current=16)),
+    Case("counters_are_sums", "cached tokens of who runs", config(cached_token_queue_limit_per_worker=4), CACHED, 3,
+         first(current=8)),
+    Case("counters_are_sums", "of its own batch", config(request_queue_limit_per_worker=0), REFUSED, 2,
+         first(current=0)),
     Case("evictions_are_not_forgotten", "on a rank that goes", config(), REMOVAL, 2, without(Evict)),
     Case("evictions_are_not_forgotten", "after its time", config(10), TTL, 4, without(Evict)),
     Case("evictions_are_not_forgotten", "another reason", config(10), TTL, 4, first(reason=EvictReason.WORKER_REMOVED)),
