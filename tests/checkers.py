@@ -9,10 +9,18 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 
 from checkers_life import one_life_each
+from checkers_load import (
+    best_heads_go_first,
+    capacity_is_not_exceeded,
+    counters_are_sums,
+    evictions_are_not_forgotten,
+    selections_see_every_booking,
+    work_is_conserved,
+)
 from checkers_overtaking import overtaking_is_bounded
 from checkers_shares import shares_are_bounded
-from history import LIMITS, Fleet, Prefill, eligible, fleets, is_end, moments, rank_of, settles_once
-from oracle_queue import sort_key
+from history import LIMITS, Fleet, eligible, fleets, is_end, moments, rank_of
+from history_load import decides_once
 from recording import Run
 
 from kvcore.actions import Dispatch, Evict, EvictReason, Ignored, Park, Reject, RejectReason
@@ -24,7 +32,7 @@ from kvcore.events import (
     WorkerRemoved,
     WorkerUpserted,
 )
-from kvcore.policy import PolicyClass, QueuePolicy
+from kvcore.policy import PolicyClass, PolicyProfile
 
 R = RejectReason
 LIMIT_OF = dict(zip((R.QUEUE_FULL_REQUESTS, R.QUEUE_FULL_RAW_TOKENS, R.QUEUE_FULL_CACHED_TOKENS), LIMITS, strict=True))
@@ -151,26 +159,39 @@ def lanes_keep_their_order(run: Run) -> list[str]:
             continue
         if classes[moment.action.class_index].max_overtake_tokens is not None:
             continue
-        own = key_of(run, moment.action.class_index, moment.subject)
+        item = classes[moment.action.class_index]
         for request_id, (class_index, other) in moment.waiting.items():
-            if request_id == moment.action.request_id or other is None or own is None:
+            if other is None or (class_index, other.lane) != (moment.action.class_index, moment.subject.lane):
                 continue
-            if (class_index, other.lane) == (moment.action.class_index, moment.subject.lane):
-                key = key_of(run, class_index, other)
-                if key is not None and key < own:
-                    faults.append(f"step {moment.step}: {moment.action} before {request_id}")
+            if other.key(item) < moment.subject.key(item):
+                faults.append(f"step {moment.step}: {moment.action} before {request_id}")
     return faults
 
 
-def key_of(run: Run, class_index: int, arrival) -> tuple | None:
-    """The key of an arrival, its order standing for its seq; None where its cost is unknown and matters."""
-    policy = run.config.effective_profile().classes[class_index].queue_policy
-    cost = arrival.cost(run.config)
-    if policy is QueuePolicy.WSPT and cost is None:
-        return None
-    request = arrival.request
-    return sort_key(policy, request.strict_priority, request.priority_jump, arrival.now_ns, request.deadline_ns,
-                    cost or 1, arrival.order)
+def classes_are_right(run: Run) -> list[str]:
+    """Every action names the class that its request belongs to, by its name and what its caches leave of it."""
+    faults = []
+    for moment in moments(run):
+        class_index = getattr(moment.action, "class_index", -1)
+        if moment.subject is not None and class_index >= 0:
+            request = moment.subject.request
+            wanted = class_of(run.config.effective_profile(), request.policy_class,
+                              request.prompt_tokens - moment.subject.cached_tokens)
+            if class_index != wanted:
+                faults.append(f"step {moment.step}: {moment.action} should be of class {wanted}")
+    return faults
+
+
+def class_of(profile: PolicyProfile, name: str | None, uncached: int) -> int:
+    """DESIGN D2."""
+    if profile.default_policy_family is None:
+        return 0
+    explicit = [i for i, item in enumerate(profile.classes) if item.policy_family is None and item.name == name]
+    known = {item.policy_family for item in profile.classes} - {None}
+    cell = (name if name in known else profile.default_policy_family,
+            max((b for b in profile.buckets if b.min_tokens <= uncached), key=lambda b: b.min_tokens).name)
+    cells = [(item.policy_family, item.cache_bucket) for item in profile.classes]
+    return explicit[0] if explicit else cells.index(cell)
 
 
 def limits_hold(run: Run) -> list[str]:
@@ -188,11 +209,12 @@ def limits_hold(run: Run) -> list[str]:
         for class_index, last in parked.items():
             others = [x for name, (index, x) in moment.waiting.items() if index == class_index and name != last]
             item = classes[class_index]
-            count, raw = item.request_queue_limit_per_worker, item.raw_isl_token_queue_limit_per_worker
-            if count is not None and len(others) >= count * most:
-                faults.append(f"step {moment.step}: {last} is one too many in class {class_index}")
-            if raw is not None and sum(x.request.prompt_tokens for x in others if x is not None) >= raw * most:
-                faults.append(f"step {moment.step}: {last} found no room for tokens in class {class_index}")
+            known = [x for x in others if x is not None]
+            usage = (len(others), sum(x.request.prompt_tokens for x in known), sum(x.cached_tokens for x in known))
+            for name, current in zip(LIMITS, usage, strict=True):
+                limit = getattr(item, name)
+                if limit is not None and current >= limit * most:
+                    faults.append(f"step {moment.step}: {last} found no room in class {class_index}, {name}")
         parked.clear()
     return faults
 
@@ -226,50 +248,16 @@ def ranks_are_allowed(run: Run) -> list[str]:
         if not isinstance(action, Dispatch):
             continue
         rank = (action.worker_id, action.dp_rank)
-        known = [fleet for fleet in seen[moment.step] if rank in fleet.ranks()]
-        if not known:
+        then = seen[moment.step][-1:] if decides_once(run.config, moment.events) else seen[moment.step]
+        if not any(rank in fleet.ranks() for fleet in then):
             faults.append(f"step {moment.step}: {action} to a rank that does not exist")
-        elif moment.subject is not None and rank not in eligible(moment.subject.request, known[0]):
+        elif moment.subject is not None and not any(rank in eligible(moment.subject.request, fleet) for fleet in then):
             faults.append(f"step {moment.step}: {action} to a rank that its request may not use")
         if moment.subject is not None:
             request = moment.subject.request
             wanted = request.prompt_tokens - action.cached_tokens if request.track_prefill else 0
             if not 0 <= action.cached_tokens <= request.prompt_tokens or action.prefill_tokens != wanted:
                 faults.append(f"step {moment.step}: {action} books the wrong tokens")
-    return faults
-
-
-def busy(item: PolicyClass, rank: tuple[int, int], fleet: Fleet, prefill: Prefill) -> bool:
-    """DESIGN D7 by the record."""
-    tokens, frac = prefill.tokens(rank), item.prefill_busy_threshold_frac
-    if item.prefill_busy_threshold is not None and tokens > item.prefill_busy_threshold:
-        return True
-    return frac is not None and float(tokens) > frac * float(fleet.max_batched_tokens(rank))
-
-
-def capacity_is_used_and_not_exceeded(run: Run) -> list[str]:
-    """Who is dispatched has an eligible rank that is not busy; nobody waits while no rank is busy for his class."""
-    if not settles_once(run):
-        return []
-    faults = []
-    prefill, classes, step = Prefill(), run.config.effective_profile().classes, -1
-    seen = [fleets_of_step[-1] for fleets_of_step in fleets(run)]
-    for moment in moments(run):
-        fleet = seen[moment.step]
-        if moment.step != step:
-            step = moment.step
-            prefill.facts(*run.steps[step])
-        if isinstance(moment.action, Dispatch):
-            item = classes[moment.action.class_index]
-            if moment.subject is not None:
-                ranks = eligible(moment.subject.request, fleet)
-                if all(busy(item, rank, fleet, prefill) for rank in ranks):
-                    faults.append(f"step {step}: {moment.action} though every rank it may use is busy")
-            prefill.dispatched(moment.action)
-        elif moment.action is None:
-            for request_id, (class_index, _) in moment.waiting.items():
-                if not any(busy(classes[class_index], rank, fleet, prefill) for rank in fleet.ranks()):
-                    faults.append(f"step {step}: {request_id} waits though no rank is busy")
     return faults
 
 
@@ -313,8 +301,10 @@ CHECKERS = {
     checker.__name__: checker
     for checker in (
         one_life_each, dispatches_follow_arrivals, releases_once, evictions_are_justified, parks_once,
-        lanes_keep_their_order, limits_hold, deadlines_hold, ranks_are_allowed, capacity_is_used_and_not_exceeded,
-        refusals_are_justified, shares_are_bounded, overtaking_is_bounded,
+        lanes_keep_their_order, limits_hold, deadlines_hold, ranks_are_allowed, refusals_are_justified,
+        classes_are_right, work_is_conserved, best_heads_go_first, capacity_is_not_exceeded,
+        selections_see_every_booking, counters_are_sums, evictions_are_not_forgotten, shares_are_bounded,
+        overtaking_is_bounded,
     )
 }
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from checkers_shares import is_service
-from history import Arrival, is_end
+from history import costs_its_prompt, is_end
 from recording import Run
 
 from kvcore.actions import AnyAction, Park
@@ -74,7 +74,7 @@ def judged_classes(run: Run) -> set[int]:
     arrivals = [event.request for events, _ in run.steps for event in events if isinstance(event, RequestArrived)]
     times = Counter(request.request_id for request in arrivals)
     odd = {r.request_id for r in arrivals if times[r.request_id] > 1 or r.pinned is not None or r.required_taints
-           or r.allowed_workers is not None or Arrival(r, 0, 0).cost(run.config) is None}
+           or r.allowed_workers is not None or not costs_its_prompt(r, run.config)}
     classes = set(range(len(run.config.effective_profile().classes)))
     return classes - {action.class_index for _, actions in run.steps for action in actions
                       if action.request_id in odd and hasattr(action, "class_index")}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fractions import Fraction
 from itertools import combinations
 
-from history import LIMITS, Arrival, is_end
+from history import LIMITS, costs_its_prompt, is_end
 from recording import Run
 
 from kvcore.actions import AnyAction, Dispatch, Park, Reject, RejectReason
@@ -105,4 +105,4 @@ def can_be_judged(run: Run) -> bool:
         return False
     plain = [r.pinned is None and r.allowed_workers is None and not r.required_taints and not r.do_not_queue
              for r in requests]
-    return all(plain) and all(Arrival(request, 0, 0).cost(run.config) is not None for request in requests)
+    return all(plain) and all(costs_its_prompt(request, run.config) for request in requests)

@@ -10,19 +10,23 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from oracle_ledger import leading
+from oracle_queue import sort_key
 from recording import Run
 
-from kvcore.actions import AnyAction, Dispatch, Evict, Park, Reject, RejectReason
+from kvcore.actions import AnyAction, Dispatch, Park, Reject, RejectReason
 from kvcore.config import IndexMode, SchedulerConfig
 from kvcore.events import (
     AnyEvent,
-    PrefillCompleted,
+    BlocksCleared,
+    BlocksRemoved,
+    BlocksStored,
     RequestArrived,
     RequestCancelled,
-    RequestFinished,
     WorkerRemoved,
     WorkerUpserted,
 )
+from kvcore.policy import PolicyClass
 from kvcore.request import Rank, Request, WorkerConfig
 
 LIMITS = (
@@ -32,64 +36,86 @@ LIMITS = (
 
 @dataclass(frozen=True)
 class Arrival:
-    """One RequestArrived: its request, its time, its place among all arrivals."""
+    """One RequestArrived: its request, its time, its place among all arrivals, what the caches held of it then."""
 
     request: Request
     now_ns: int
     order: int
+    cached_tokens: int
 
     @property
     def lane(self):
         return self.request.pinned
 
-    def cost(self, config: SchedulerConfig) -> int | None:
-        """Its cost, where no cache can have made it smaller."""
+    @property
+    def cost(self) -> int:
+        return max(1, self.request.prompt_tokens - self.cached_tokens)
+
+    def key(self, item: PolicyClass) -> tuple:
+        """Its key in a class (DESIGN D3): the least goes first. Its place among all arrivals stands for its seq."""
         request = self.request
-        if request.overlap is None and (config.index is IndexMode.OFF or not request.block_hashes):
-            return request.prompt_tokens
-        return None
+        return sort_key(item.queue_policy, request.strict_priority, request.priority_jump, self.now_ns,
+                        request.deadline_ns, self.cost, self.order)
+
+
+#: request_id -> (class_index, its arrival, None if the record does not tell which).
+Stored = dict[str, tuple[int, Arrival | None]]
 
 
 @dataclass
 class Moment:
-    """One action of a step, or its end (action None); waiting: who has been parked and not yet left, before it.
+    """One action of a step, or its end (action None).
 
-    waiting: request_id -> (class_index, arrival or None). subject: the arrival that the action is about, or None.
+    subject: the arrival that the action is about, or None. waiting: who has been parked and not yet left, before the
+    action. coming: who else has been let in by this batch (all that get an action in it from here on).
     """
 
     step: int
     events: tuple[AnyEvent, ...]
     action: AnyAction | None
     subject: Arrival | None
-    waiting: dict[str, tuple[int, Arrival | None]]
+    waiting: Stored
+    coming: Stored
 
 
 def moments(run: Run) -> Iterator[Moment]:
     """Walk through all actions of a run."""
-    waiting: dict[str, tuple[int, Arrival | None]] = {}
+    waiting: Stored = {}
+    caches = Caches(run.config)
     order = 0
     for step, (events, actions) in enumerate(run.steps):
         arrivals: dict[str, list[Arrival]] = defaultdict(list)
         cancelled = {event.request_id for event in events if isinstance(event, RequestCancelled)}
         for event in events:
+            caches.apply(event)
             if isinstance(event, RequestArrived):
-                arrivals[event.request.request_id].append(Arrival(event.request, event.now_ns, order))
+                cached = caches.cached_tokens(event.request)
+                arrivals[event.request.request_id].append(Arrival(event.request, event.now_ns, order, cached))
                 order += 1
         for request_id in cancelled:
             waiting.pop(request_id, None)
+        known = {name: found[0] for name, found in arrivals.items() if len(found) == 1 and name not in cancelled}
+        coming = {action.request_id: (action.class_index, known.get(action.request_id)) for action in actions
+                  if action.request_id in arrivals and was_let_in(action)}
+        coming |= {name: (coming[name][0], None) for name in coming.keys() & waiting.keys()}
         for action in actions:
             request_id = action.request_id
-            subject = None
-            if request_id in waiting:
-                subject = waiting[request_id][1]
-            elif len(arrivals[request_id]) == 1 and request_id not in cancelled:
-                subject = arrivals[request_id][0]
-            yield Moment(step, events, action, subject, waiting)
+            subject = waiting[request_id][1] if request_id in waiting else known.get(request_id)
+            yield Moment(step, events, action, subject, waiting, coming)
             if isinstance(action, Park):
                 waiting[request_id] = (action.class_index, subject)
             elif isinstance(action, Dispatch) or is_end(action):
                 waiting.pop(request_id, None)
-        yield Moment(step, events, None, None, waiting)
+            if was_let_in(action):
+                coming.pop(request_id, None)
+        yield Moment(step, events, None, None, waiting, coming)
+
+
+def was_let_in(action: AnyAction) -> bool:
+    """Whether the request of an action has been stored: it was not refused at the door nor for a limit above 0."""
+    if isinstance(action, Reject):
+        return is_end(action) and action.class_index >= 0 and action.limit == 0
+    return isinstance(action, (Dispatch, Park))
 
 
 def is_end(action: AnyAction) -> bool:
@@ -114,6 +140,9 @@ class Fleet:
     def ranks(self) -> set[tuple[int, int]]:
         return {(config.worker_id, rank) for config, _ in self.workers.values()
                 for rank in range(config.dp_start, config.dp_start + config.dp_size)}
+
+    def incarnations(self) -> dict[tuple[int, int], int]:
+        return {rank: self.workers[rank[0]][1] for rank in self.ranks()}
 
     def max_batched_tokens(self, rank: tuple[int, int]) -> int:
         return self.workers[rank[0]][0].max_batched_tokens or 10_000_000
@@ -143,39 +172,41 @@ def eligible(request: Request, fleet: Fleet) -> set[tuple[int, int]]:
     return {rank for rank in ranks if allowed is None or rank[0] in allowed}
 
 
-def settles_once(run: Run) -> bool:
-    """Whether no arrival can have settled in the middle of a batch: all dispatches of a batch come after its facts."""
-    bounded = any(getattr(item, name) for item in run.config.effective_profile().classes for name in LIMITS)
-    return not bounded or all(len(events) == 1 for events, _ in run.steps)
+def costs_its_prompt(request: Request, config: SchedulerConfig) -> bool:
+    """Whether no cache can make it cheaper."""
+    return request.overlap is None and (config.index is IndexMode.OFF or not request.block_hashes)
 
 
 @dataclass
-class Prefill:
-    """Prefill tokens of a run that settles once per batch, by dispatches and facts alone."""
+class Caches:
+    """Which prompt blocks are cached on each rank, by the events alone."""
 
-    bookings: dict[int, Dispatch] = field(default_factory=dict)
-    done: set[int] = field(default_factory=set)
+    config: SchedulerConfig
+    fleet: Fleet = field(default_factory=Fleet)
+    blocks: dict[tuple[int, int], set[int]] = field(default_factory=dict)
 
-    def facts(self, events: tuple[AnyEvent, ...], actions: tuple[AnyAction, ...]) -> None:
-        """Everything of a batch but its dispatches."""
-        for event in events:
-            if isinstance(event, PrefillCompleted) and self._held(event):
-                self.done.add(event.attempt)
-            elif isinstance(event, RequestFinished) and self._held(event):
-                del self.bookings[event.attempt]
-            elif isinstance(event, RequestCancelled):
-                self.bookings = {a: d for a, d in self.bookings.items() if d.request_id != event.request_id}
-        for action in actions:
-            if isinstance(action, Evict):
-                self.bookings.pop(action.attempt, None)
+    def apply(self, event: AnyEvent) -> None:
+        if isinstance(event, (WorkerUpserted, WorkerRemoved)):
+            before = self.fleet.incarnations()
+            self.fleet.apply(event)
+            self.blocks = {rank: self.blocks[rank] if before.get(rank) == incarnation else set()
+                           for rank, incarnation in self.fleet.incarnations().items()}
+        elif isinstance(event, (BlocksStored, BlocksRemoved, BlocksCleared)) and self.config.index is not IndexMode.OFF:
+            rank = (event.worker_id, event.dp_rank)
+            if self.fleet.incarnations().get(rank) != event.incarnation:
+                return
+            if isinstance(event, BlocksStored):
+                self.blocks[rank].update(event.block_hashes)
+            else:
+                self.blocks[rank] -= self.blocks[rank] if isinstance(event, BlocksCleared) else set(event.block_hashes)
 
-    def _held(self, event) -> bool:
-        held = self.bookings.get(event.attempt)
-        return held is not None and held.request_id == event.request_id
+    def overlap_blocks(self, request: Request, rank: tuple[int, int]) -> int:
+        if request.overlap is not None:
+            return {rank_of(pair): blocks for pair, blocks in request.overlap.device}.get(rank, 0)
+        return leading(request.block_hashes, self.blocks[rank])
 
-    def dispatched(self, action: Dispatch) -> None:
-        self.bookings[action.attempt] = action
-
-    def tokens(self, rank: tuple[int, int]) -> int:
-        return sum(d.prefill_tokens for attempt, d in self.bookings.items()
-                   if (d.worker_id, d.dp_rank) == rank and attempt not in self.done)
+    def cached_tokens(self, request: Request, rank: tuple[int, int] | None = None) -> int:
+        """Cached tokens of its prompt on a rank; without one on the best that it may use."""
+        ranks = [rank] if rank is not None else eligible(request, self.fleet)
+        blocks = max((self.overlap_blocks(request, rank) for rank in ranks), default=0)
+        return min(blocks * self.config.block_size, request.prompt_tokens)

@@ -2,21 +2,43 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
+from random import Random
 
+from history import Fleet, fleets
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from oracle import Oracle
 from strategies import duels, flavours, plans
-from strategies_letters import resolved
+from strategies_letters import Resolver, resolved
 
+from kvcore.actions import Dispatch, Ignored
 from kvcore.config import SchedulerConfig
-from kvcore.events import AnyEvent, RequestArrived, TimerFired
+from kvcore.events import (
+    AnyEvent,
+    BlocksCleared,
+    BlocksRemoved,
+    BlocksStored,
+    Outcome,
+    OutputBlockAdded,
+    PrefillCompleted,
+    RequestArrived,
+    RequestCancelled,
+    RequestFinished,
+    TimerFired,
+    WorkerRemoved,
+    WorkerUpserted,
+)
 from kvcore.policy import PolicyClass
+from kvcore.request import Request
 from kvcore.scheduler import Scheduler
 
 SOUND = flavours(broken=False)
 SHIFT_NS = 10**15
+#: An attempt that no run reaches, and a worker that no plan has.
+NO_ATTEMPT = 2**40
+NO_WORKER = 77
 
 
 def batches_of(plan) -> list[tuple[AnyEvent, ...]]:
@@ -104,3 +126,92 @@ def test_the_origin_of_time_does_not_matter(plan):
     batches = batches_of(plan)
     assume(batches and batches[-1][-1].now_ns < SHIFT_NS)
     assert play(plan.config, [tuple(map(later, events)) for events in batches]) == play(plan.config, batches)
+
+
+@given(plans(SOUND))
+def test_targeted_rechecks_are_full_rechecks(plan):
+    """An upsert that changes nothing makes every verdict be forgotten: asking all heads again finds nobody else."""
+    run = resolved(plan, Oracle(plan.config))
+    targeted, full = Scheduler(plan.config), Scheduler(plan.config)
+    for (events, _), (_, *seen) in zip(run.steps, fleets(run), strict=True):
+        more = []
+        for event, fleet in zip(events, seen, strict=True):
+            more.append(event)
+            more += [WorkerUpserted(event.now_ns, *known) for known in list(fleet.workers.values())[:1]]
+        assert full.step_many(more) == targeted.step_many(events)
+        assert full.digest() == targeted.digest()
+        assert full.stats() == targeted.stats()
+
+
+def stale(random: Random, now_ns: int, fleet: Fleet, names: list[str], ended: list[tuple[str, int]]) -> AnyEvent:
+    """A fact that is not about anything current. names: of requests; ended: attempts that are over."""
+    choices = [RequestCancelled(now_ns, "nobody"), WorkerRemoved(now_ns, NO_WORKER)]
+    for name, attempt in [(random.choice(names or ["nobody"]), NO_ATTEMPT), *random.sample(ended, min(1, len(ended)))]:
+        choices += [
+            PrefillCompleted(now_ns, name, attempt), OutputBlockAdded(now_ns, name, attempt, 0.5),
+            RequestFinished(now_ns, name, attempt, random.choice(list(Outcome))),
+        ]
+    ranks = sorted((worker_id, dp_rank, incarnation + 1) for (worker_id, dp_rank), incarnation in
+                   fleet.incarnations().items())
+    place = random.choice([*ranks, (NO_WORKER, 0, 0)])
+    choices += [BlocksStored(now_ns, *place, (11, 12)), BlocksRemoved(now_ns, *place, (11,)),
+                BlocksCleared(now_ns, *place)]
+    choices += [WorkerUpserted(now_ns, replace(config, dp_size=1, max_batched_tokens=1), incarnation - 1)
+                for config, incarnation in fleet.workers.values() if incarnation > 0]
+    return random.choice(choices)
+
+
+@given(plans(SOUND), st.randoms(use_true_random=False))
+def test_stale_facts_change_nothing(plan, random):
+    """Wherever they come in a batch: wrong attempts, what has ended, older incarnations, who was never there."""
+    run = resolved(plan, Oracle(plan.config))
+    plain, disturbed, oracle = Scheduler(plan.config), Scheduler(plan.config), Oracle(plan.config)
+    names, dispatched = [], []
+    for (events, _), seen in zip(run.steps, fleets(run), strict=True):
+        ended = [(name, attempt) for name, attempt in dispatched
+                 if name not in oracle.live or oracle.live[name].attempt != attempt]
+        more, added = [], Counter()
+        for event, fleet in zip(events, seen, strict=False):
+            if random.random() < 0.4:
+                more.append(stale(random, event.now_ns, fleet, names, ended))
+                if hasattr(more[-1], "request_id"):
+                    added[Ignored(more[-1].request_id, getattr(more[-1], "attempt", 0))] += 1
+            more.append(event)
+        told, told_more = plain.step_many(events), disturbed.step_many(more)
+        assert [a for a in told_more if not isinstance(a, Ignored)] == [a for a in told if not isinstance(a, Ignored)]
+        assert Counter(a for a in told_more if isinstance(a, Ignored)) == (
+            Counter(a for a in told if isinstance(a, Ignored)) + added)
+        assert disturbed.digest() == plain.digest()
+        assert replace(disturbed.stats(), stale_events=0) == replace(plain.stats(), stale_events=0)
+        assert disturbed.next_deadline_ns == plain.next_deadline_ns
+        oracle.step_many(events)
+        names += [event.request.request_id for event in events if isinstance(event, RequestArrived)]
+        dispatched += [(action.request_id, action.attempt) for action in told if isinstance(action, Dispatch)]
+
+
+def read_everything(scheduler: Scheduler, request: Request) -> None:
+    scheduler.peek(request)
+    scheduler.loads()
+    scheduler.stats()
+    scheduler.audit()
+    scheduler.digest()
+
+
+@given(plans(SOUND), st.randoms(use_true_random=False))
+def test_who_reads_changes_nothing(plan, random):
+    """Neither the digest nor what happens later, whenever it is read and however often."""
+    oracle = Oracle(plan.config)
+    resolver, asked = Resolver(plan, oracle), Resolver(plan, oracle)
+    quiet, watched = Scheduler(plan.config), Scheduler(plan.config)
+    letters = [letter for batch in plan.batches for letter in batch]
+    for events in resolver.batches():
+        for _ in range(random.choice((0, 1, 3))):
+            before = watched.digest()
+            asked.now_ns = oracle.now_ns
+            read_everything(watched, asked.probe(random.choice(letters)))
+            assert watched.digest() == before
+        assert watched.step_many(events) == quiet.step_many(events)
+        assert watched.next_deadline_ns == quiet.next_deadline_ns
+        oracle.step_many(events)
+    assert watched.digest() == quiet.digest()
+    assert watched.stats() == quiet.stats()
