@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 
 from kvcore.errors import InvalidConfig
-from kvcore.policy import AdmissionSpec, PolicyProfile, QueuePolicy, synthetic_profile
+from kvcore.policy import AdmissionSpec, Capacity, PolicyProfile, QueuePolicy, synthetic_profile
 from kvcore.request import SelectionWeights
 
 
@@ -85,6 +85,7 @@ class SchedulerConfig:
         120 s in mode `approximate`, not at all in mode `events`. In mode `approximate` a rank with total_kv_blocks
         also forgets the least recently used blocks above that number.
     reported_load_ttl_ns: how long a LoadReported counts; None: reports are shown by `loads` and count for nothing.
+    capacity: instead of the profile's, if given (DESIGN D8).
     """
 
     block_size: int = 16
@@ -101,6 +102,7 @@ class SchedulerConfig:
     prefill_decay: PrefillDecay = PrefillDecay.NONE
     predict_ttl_ns: int | None = None
     reported_load_ttl_ns: int | None = None
+    capacity: Capacity | None = None
 
     def __post_init__(self) -> None:
         if not _is_int(self.block_size) or not 1 <= self.block_size <= 2**31 - 1:
@@ -124,6 +126,8 @@ class SchedulerConfig:
         fault = weights_fault(self.weights)
         if fault is not None:
             raise InvalidConfig(f"weights: {fault}")
+        if self.capacity is not None and not isinstance(self.capacity, Capacity):
+            raise InvalidConfig(f"capacity must be a Capacity or None, not {self.capacity!r}")
         if self.profile is not None and not isinstance(self.profile, PolicyProfile):
             raise InvalidConfig(f"profile must be a PolicyProfile, not {type(self.profile).__name__}")
         for item in self.effective_profile().classes:
@@ -131,7 +135,10 @@ class SchedulerConfig:
                 raise InvalidConfig(f"class {item.name!r}: no admission policy is available in this version")
 
     def effective_profile(self) -> PolicyProfile:
-        """The profile in force: the given one, or the synthetic one."""
-        if self.profile is not None:
-            return self.profile
-        return synthetic_profile(self.default_queue_policy, self.default_busy_threshold_frac)
+        """The profile in force: the given one, or the synthetic one, with the capacity that is asked for."""
+        profile = self.profile
+        if profile is None:
+            profile = synthetic_profile(self.default_queue_policy, self.default_busy_threshold_frac)
+        if self.capacity is None or self.capacity is profile.capacity:
+            return profile
+        return replace(profile, capacity=self.capacity)

@@ -71,6 +71,15 @@ def _speedup(ctx: click.Context, param: click.Parameter, value: str | None) -> F
 @click.option("--queue-threshold", type=float, metavar="F",
               help="Without a policy file: a request waits while every worker has more prefill tokens under way than "
                    "F times its max_num_batched_tokens.  [default: none ever waits]")
+@click.option("--capacity", type=click.Choice(["advisory", "strict"]),
+              help="strict: a worker never gets more than its KV cache and its sequences allow; what does not fit waits.  "
+                   "[default: as in the policy file, else advisory]")
+@click.option("--tell-output", is_flag=True,
+              help="Tell the scheduler how long each answer will be; strict capacity keeps room for it.")
+@click.option("--selection", metavar="SPEC",
+              help="Weights of worker selection, such as overlap_score_credit=0.5,temperature=0.7.")
+@click.option("--index", type=click.Choice(["events", "approximate", "off"]), default="events", show_default=True,
+              help="Where the scheduler knows cached prompts from: the engines' events, its own dispatches, nowhere.")
 @click.option("--classes", metavar="SPEC",
               help="Classes of requests whose trace names none, drawn by weight, such as premium=0.2,regular=0.8. "
                    "Needs --policy.")

@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
 from fractions import Fraction
 from typing import IO, Any
@@ -19,10 +19,11 @@ from typing import IO, Any
 import click
 import numpy as np
 
-from kvcore.config import SchedulerConfig
+from kvcore.config import IndexMode, SchedulerConfig, weights_fault
 from kvcore.errors import InvalidConfig, InvalidPolicy, InvalidTrace, KvcoreError
-from kvcore.policy import PolicyProfile, QueuePolicy
+from kvcore.policy import Capacity, PolicyProfile, QueuePolicy
 from kvcore.policy_file import PolicyDocument, describe, load_policy
+from kvcore.request import SelectionWeights
 
 from ..replay.classes import ClassMix, parse_classes
 from ..replay.presets import PRESETS, EngineSpec
@@ -47,6 +48,10 @@ class Options:
     model: str | None
     queue_policy: str | None
     queue_threshold: float | None
+    capacity: str | None
+    tell_output: bool
+    selection: str | None
+    index: str
     trace_format: str | None
     block_size: int | None
     trace_block_size: int | None
@@ -85,7 +90,8 @@ def _open(options: Options) -> TraceStream:
 def _replay(options: Options, profile: PolicyProfile | None, mix: ClassMix | None, stream: TraceStream) -> None:
     config = SchedulerConfig(
         block_size=stream.block_size, profile=profile, default_queue_policy=QueuePolicy(options.queue_policy or "fcfs"),
-        default_busy_threshold_frac=options.queue_threshold, seed=options.seed,
+        default_busy_threshold_frac=options.queue_threshold, seed=options.seed, weights=_weights(options),
+        capacity=None if options.capacity is None else Capacity(options.capacity), index=IndexMode(options.index),
     )
     spec = PRESETS[options.engine].scaled(config.block_size)
     wall, cpu = time.perf_counter(), time.process_time()
@@ -93,7 +99,8 @@ def _replay(options: Options, profile: PolicyProfile | None, mix: ClassMix | Non
         with _progress(options) as progress:
             result = simulate(
                 stream, config, spec, options.workers, classes=mix, seed=options.seed, speedup=options.speedup or 1,
-                concurrency=options.concurrency, paths=options.traces, skip_unfit=options.skip_bad, progress=progress,
+                concurrency=options.concurrency, paths=options.traces, skip_unfit=options.skip_bad, tell_output=options.tell_output,
+                progress=progress,
             )
     except OverflowError as error:
         raise click.ClickException(f"{error} (146 years)") from error
@@ -156,6 +163,26 @@ def _profile(options: Options) -> PolicyProfile | None:
     if options.model is not None and options.model not in document.models and not options.quiet:
         _note(f"{options.policy} has no profile of model {options.model!r}: the root profile applies")
     return profile
+
+
+def _weights(options: Options) -> SelectionWeights:
+    """Selection weights: the defaults, with what --selection says."""
+    known = [item.name for item in fields(SelectionWeights)]
+    given: dict[str, float] = {}
+    for pair in (options.selection or "").split(",") if options.selection is not None else ():
+        name, _, text = (part.strip() for part in pair.partition("="))
+        if name in given:
+            raise click.UsageError(f"--selection: {name} is given twice")
+        _check_name("--selection", name, known)
+        try:
+            given[name] = float(text)
+        except ValueError:
+            raise click.UsageError(f"--selection: {name} must be a number, not {text!r}") from None
+    weights = SelectionWeights(**given)
+    fault = weights_fault(weights)
+    if fault is not None:
+        raise click.UsageError(f"--selection: {fault}")
+    return weights
 
 
 def _mix(options: Options, profile: PolicyProfile | None) -> ClassMix | None:
@@ -231,6 +258,8 @@ def _config(options: Options, stream: TraceStream, config: SchedulerConfig, spec
             "booking_ttl_ns": config.booking_ttl_ns,
             "index": config.index.value,
             "seed": config.seed,
+            "tell_output": options.tell_output,
+            "weights": asdict(config.weights),
         },
     }
 

@@ -61,6 +61,7 @@ def simulate(
     concurrency: int | None = None,
     paths: Sequence[str] = (),
     skip_unfit: bool = False,
+    tell_output: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> ReplayResult:
     """Run rows, in order of arrival_ns, through a fresh core and a fresh fleet until every request has ended.
@@ -71,6 +72,7 @@ def simulate(
     concurrency: closed loop with so many requests in flight; arrival times and speedup are ignored.
     paths: names of the files, by file_index, for error texts.
     skip_unfit: leave out rows that no worker could ever hold, and count them.
+    tell_output: requests say how long their answers will be, as the trace has it.
     progress: called now and then with (requests so far, now_ns).
     Raises: InvalidConfig; InvalidTrace for an unfit row; OverflowError past 2^62 ns; whatever `rows` raises.
     """
@@ -85,7 +87,7 @@ def simulate(
         raise InvalidConfig(f"block size {config.block_size} is larger than the KV cache of engine {spec.name}")
     source = FittingRows(rows, spec.kv_tokens, paths, skip_unfit)
     arrivals = OpenLoop(source, _ratio(speedup)) if concurrency is None else ClosedLoop(source, concurrency)
-    replay = _Replay(config, spec, workers, arrivals, classes, seed)
+    replay = _Replay(config, spec, workers, arrivals, classes, seed, tell_output)
     replay.run(progress)
     return replay.result(source.unfit)
 
@@ -102,8 +104,9 @@ class _Replay:
 
     def __init__(
         self, config: SchedulerConfig, spec: EngineSpec, workers: int, arrivals: OpenLoop | ClosedLoop,
-        classes: ClassMix | None, seed: int,
+        classes: ClassMix | None, seed: int, tell_output: bool,
     ) -> None:
+        self.tell_output = tell_output
         self.core = Scheduler(config)
         self.fleet = Fleet(workers, spec, config.block_size)
         self.arrivals = arrivals
@@ -168,7 +171,9 @@ class _Replay:
         self.live[request_id] = self.table.add(file_index, number, now_ns, row.prompt_tokens, row.output_tokens)
         self.rows[request_id] = row
         prompt, hashes = row.prompt_tokens, row.block_hashes
-        request = Request(request_id, prompt, policy_class, row.strict_priority, row.priority, block_hashes=hashes)
+        request = Request(
+            request_id, prompt, policy_class, row.strict_priority, row.priority, block_hashes=hashes,
+            expected_output_tokens=row.output_tokens if self.tell_output else None)
         return RequestArrived(now_ns, request)
 
     def _collect(self, now_ns: int) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from kvcore.config import IndexMode, OnOverload, PrefillDecay, Role, SchedulerConfig
 from kvcore.errors import InvalidConfig, InvalidPolicy, KvcoreError
-from kvcore.policy import AdmissionSpec, CacheBucket, PolicyClass, PolicyProfile, QueuePolicy
+from kvcore.policy import AdmissionSpec, CacheBucket, Capacity, PolicyClass, PolicyProfile, QueuePolicy
 from kvcore.request import SelectionWeights
 from kvcore.scheduler import Scheduler
 
@@ -24,7 +24,7 @@ def test_defaults():
         "default_busy_threshold_frac": None, "booking_ttl_ns": None, "index": IndexMode.EVENTS, "seed": 0,
         "weights": dataclasses.asdict(SelectionWeights()), "role": Role.PREFILL, "on_overload": OnOverload.REJECT,
         "overload_wait_ns": 30 * 10**9, "prefill_decay": PrefillDecay.NONE, "predict_ttl_ns": None,
-        "reported_load_ttl_ns": None}
+        "reported_load_ttl_ns": None, "capacity": None}
     assert Scheduler().config == Scheduler(None).config == config
 
 
@@ -133,6 +133,15 @@ def test_what_this_version_cannot_do():
     assert str(caught.value) == "class 'b': no admission policy is available in this version"
 
 
+def test_capacity_given_with_the_configuration_wins():
+    strict = dataclasses.replace(PROFILE, capacity=Capacity.STRICT)
+    for profile in (None, PROFILE, strict):
+        for capacity in Capacity:
+            assert SchedulerConfig(profile=profile, capacity=capacity).effective_profile().capacity is capacity
+    assert SchedulerConfig(profile=strict).effective_profile() is strict
+    assert SchedulerConfig().effective_profile().capacity is Capacity.ADVISORY
+
+
 NAN, INF = math.nan, math.inf
 
 
@@ -156,6 +165,7 @@ NAN, INF = math.nan, math.inf
         ({"predict_ttl_ns": 0}, "predict_ttl_ns must be 1..2^62-1 or None, not 0"),
         ({"reported_load_ttl_ns": 2**62}, "reported_load_ttl_ns must be 1..2^62-1 or None, not 4611686018427387904"),
         ({"prefill_decay": True}, "prefill_decay must be a PrefillDecay, not True"),
+        ({"capacity": "strict"}, "capacity must be a Capacity or None, not 'strict'"),
     ],
 )
 def test_capacity_and_selection_are_checked(fields, message):
