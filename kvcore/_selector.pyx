@@ -17,7 +17,7 @@ Cost: O(candidates). The common request (device blocks only, no decay of credit,
 """
 from libc.math cimport INFINITY, isfinite
 from kvcore._elementary cimport kv_exp
-from kvcore._load cimport blocks_of, requests_of, tokens_at
+from kvcore._load cimport INT64_TOP, blocks_of, requests_of, tokens_at
 from kvcore._types cimport NO_SLOT, ceil_div
 
 cdef extern from *:
@@ -41,11 +41,19 @@ cdef inline int64_t whole_tokens(double blocks, int64_t block_size) noexcept nog
     return TOKENS_MAX if tokens >= <double>TOKENS_MAX else <int64_t>tokens
 
 
+cdef inline tokens_t load_tokens(const load_t* load, ns_t now_ns) noexcept nogil:
+    """tokens_at without 128 bits in the usual case: no decay, and sums that fit."""
+    cdef uint64_t low = <uint64_t>load.prefill
+    cdef uint64_t foreign = <uint64_t>load.foreign_prefill
+    if load.front_ns == 0 and <uint64_t>(load.prefill >> 64) == 0 and (low | foreign) < (<uint64_t>1 << 62):
+        return <tokens_t>(low + foreign)
+    return tokens_at(load, now_ns)
+
+
 cdef inline double raw_tokens(tokens_t tokens, tokens_t prompt, int64_t cached) noexcept nogil:
     """The saturating sum of a rank's load and what the request would add to it."""
-    cdef int64_t top = 0x7FFFFFFFFFFFFFFF
     cdef int64_t more = prompt if prompt > cached else cached
-    return <double>(tokens + more if tokens <= top - more else top)
+    return <double>(tokens + more if tokens <= INT64_TOP - more else INT64_TOP)
 
 
 cdef inline double device_depth(const query_t* query, slot_t rank) noexcept nogil:
@@ -86,12 +94,12 @@ cdef int64_t cached_tokens(const query_t* query, slot_t rank) noexcept nogil:
 cdef tokens_t least_tokens(
     const load_t* loads, const slot_t* candidates, slot_t count, const query_t* query) noexcept nogil:
     """The least prefill load of all candidates, where their costs depend on it; else 0."""
-    cdef tokens_t least = 0x7FFFFFFFFFFFFFFF
+    cdef tokens_t least = INT64_TOP
     cdef slot_t i
     if count == 0 or not query.track_prefill or not query.weights.credit_decay > 0.0:
         return 0
     for i in range(count):
-        least = min(least, tokens_at(&loads[candidates[i]], query.now_ns))
+        least = min(least, load_tokens(&loads[candidates[i]], query.now_ns))
     return least
 
 
@@ -110,10 +118,10 @@ cdef double rank_cost(const load_t* load, slot_t rank, const query_t* query, tok
     cdef double rcost = weights.requests * <double>requests_of(load)
     cdef double decay = 1.0
     cdef double raw = 0.0
-    cdef tokens_t tokens = 0
     cdef double credit, cost
+    cdef tokens_t tokens
     if query.track_prefill:
-        tokens = tokens_at(load, query.now_ns)
+        tokens = load_tokens(load, query.now_ns)
         raw = raw_tokens(tokens, query.prompt, cached_tokens(query, rank))
         if weights.credit_decay > 0.0:
             decay = 1.0 / (1.0 + weights.credit_decay * (
@@ -149,19 +157,17 @@ cdef slot_t cheapest_common(
     const load_t* loads, const slot_t* candidates, slot_t count, const query_t* query, slot_t* tied,
     double* best) noexcept nogil:
     """`cheapest` for a common query: without the steps of rank_cost that change no bit."""
-    # What cannot be pointed to may live in registers: `tied` could, for all that the compiler knows, be the query.
-    cdef const int32_t* device = query.device
-    cdef const int32_t* active = query.active
-    cdef tokens_t prompt = query.prompt
-    cdef int64_t block_size = query.block_size
-    cdef int64_t length = query.sequence_length
-    cdef ns_t now_ns = query.now_ns
-    cdef double credit = query.weights.credit
-    cdef double scale = query.weights.scale
-    cdef double request_weight = query.weights.requests
-    cdef double size = <double>block_size
+    # A copy that nothing points to may live in registers: `tied` could, for all that the compiler knows, be the query.
+    cdef query_t own = query[0]
+    cdef const int32_t* device = own.device
+    cdef const int32_t* active = own.active
+    cdef int64_t length = own.sequence_length
+    cdef double credit = own.weights.credit
+    cdef double scale = own.weights.scale
+    cdef double request_weight = own.weights.requests
+    cdef double size = <double>own.block_size
     # Division by a power of two is multiplication by its inverse, to the bit.
-    cdef bint shifts = block_size & (block_size - 1) == 0
+    cdef bint shifts = own.block_size & (own.block_size - 1) == 0
     cdef double per_size = 1.0 / size
     cdef double least_cost = INFINITY
     cdef slot_t ties = 0
@@ -174,7 +180,8 @@ cdef slot_t cheapest_common(
         load = &loads[rank]
         if device != NULL:
             depth = device[rank]
-        blocks = raw_tokens(tokens_at(load, now_ns), prompt, whole_tokens(<double>depth, block_size) if depth else 0)
+        blocks = raw_tokens(load_tokens(load, own.now_ns), own.prompt,
+                            whole_tokens(<double>depth, own.block_size) if depth else 0)
         blocks = blocks * per_size if shifts else blocks / size
         blocks = scale * at_least_zero(blocks - credit * <double>depth)
         cost = blocks + <double>(blocks_of(load) + (length - active[rank] if active != NULL else length))
