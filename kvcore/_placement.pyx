@@ -26,7 +26,7 @@ from kvcore.actions import RejectReason
 from kvcore.config import OnOverload
 
 cdef enum:
-    RANKED_FROM = 48       # present ranks from which keeping standings pays
+    RANKED_FROM = 2        # present ranks from which keeping standings pays
 
 
 cdef bint runs_now(void* placement, slot_t class_index, slot_t slot) noexcept:
