@@ -223,6 +223,8 @@ cdef class PrefixIndex:
             self.depth[self.matched[i]] = 0
         self.matches = 0
         self.reach = 0
+        if self.pairs == 0:
+            return 0
         if start != NULL:
             memset(heads, 0xFF, sizeof(heads))
             memset(self._seen, 0, self._words * sizeof(uint64_t))

@@ -1,0 +1,196 @@
+"""PrefixIndex: the shapes of its sets, its table and its logs as they grow and shrink; memory that comes and goes."""
+
+from __future__ import annotations
+
+import resource
+from array import array
+from contextlib import contextmanager
+
+import pytest
+from probe_build import load
+
+Prefix = load("_probe_index").Prefix
+
+U64 = 2**64 - 1
+EMPTY = {"table": 64 * 24, "sets": 0, "logs": 0}
+
+
+def made(ranks: int):
+    index = Prefix()
+    index.reserve(ranks)
+    for rank in range(ranks):
+        index.name_rank(rank, 1_000 + rank)
+    return index
+
+
+def names(count: int) -> array:
+    return array("Q", [(i * 0x9E3779B97F4A7C15) & U64 for i in range(count)])
+
+
+@contextmanager
+def little_memory(spare: int):
+    """Address space for this many bytes more, and not one above."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    with open("/proc/self/statm", encoding="ascii") as file:
+        used = int(file.read().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + spare, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+@pytest.mark.parametrize(("ranks", "longest", "up", "down"), [
+    (64, 2, "few few many", "many few"),  # a bitset is as small as two ranks
+    (65, 4, "few few some some many", "many many few few"),
+    (300, 10, "few few" + " some" * 8 + " many", "many " * 5 + "some some some some few"),
+    (100_000, 64, "few few" + " some" * 62 + " many", "many " * 32 + "some " * 31 + "few"),
+])
+def test_a_set_grows_and_shrinks_through_its_shapes(ranks, longest, up, down):
+    """The way down is late: no size is a border to go to and fro over."""
+    index = made(ranks)
+    for size, shape in enumerate(up.split(), 1):
+        assert index.add(5, ranks - size)
+        assert index.shape(5) == shape
+        assert index.match([5]) == {ranks - 1 - i: 1 for i in range(size)}
+    assert size == longest + 1
+    for shape in down.split():
+        assert index.remove(5, ranks - size)
+        size -= 1
+        assert index.shape(5) == shape
+        assert index.match([5]) == {ranks - 1 - i: 1 for i in range(size)}
+    assert index.remove(5, ranks - 1)
+    assert index.shape(5) is None
+    assert index.memory()["sets"] == 0
+
+
+def test_a_set_between_two_sizes_keeps_its_memory():
+    index = made(300)
+    for size in range(1, 20):
+        index.add(5, size)
+        seen = []
+        for _ in range(3):
+            index.add(5, 0)
+            seen.append(index.memory()["sets"])
+            index.remove(5, 0)
+            seen.append(index.memory()["sets"])
+        assert seen[1:] == seen[1:2] * 5
+
+
+def test_room_for_ranks_grows_while_they_hold_blocks():
+    """A bitset made for fewer ranks grows when a later one joins, or becomes an array where that is smaller now."""
+    index = made(64)
+    for name, size in ((1, 64), (2, 3), (3, 2)):
+        for rank in range(size):
+            index.add(name, rank)
+    assert [index.shape(name) for name in (1, 2, 3)] == ["many", "many", "few"]
+    index.reserve(1_000)
+    assert index.match([1, 2, 3]) == {0: 3, 1: 3, 2: 2} | dict.fromkeys(range(3, 64), 1)
+    for name in (1, 2, 3):
+        assert not index.holds(name, 999)
+        assert not index.remove(name, 999)
+        assert index.add(name, 999)
+    assert [index.shape(name) for name in (1, 2, 3)] == ["many", "some", "some"]
+    assert index.match([1, 2, 3]) == {0: 3, 1: 3, 2: 2, 999: 3} | dict.fromkeys(range(3, 64), 1)
+    for rank in range(1, 300):
+        index.reserve(1_000 + rank)
+        index.add(5, 1_000 + rank - 1)
+    assert index.match([5]) == dict.fromkeys(range(1_000, 1_299), 1)
+
+
+@pytest.mark.parametrize("count", [63, 1_000, 20_000])
+def test_the_table_grows_and_shrinks_without_loss(count):
+    """Blocks leave in the order in which they came, so every removal closes a gap in a full table."""
+    index = made(1)
+    path = names(count)
+    for name in path:
+        index.add(name, 0)
+    assert (index.blocks, index.match(path)) == (count, {0: count})
+    assert index.memory()["table"] >= 24 * count
+    for i, name in enumerate(path):
+        assert index.remove(name, 0)
+        if i % (count // 5) == 0:
+            assert index.match(path[i + 1:]) == {0: count - i - 1}
+            assert not index.holds(name, 0)
+            assert index.memory()["table"] <= 24 * max(64, 8 * index.blocks)
+    assert (index.blocks, index.pairs, index.mixed) == (0, 0, 0)
+    assert index.memory()["table"] == EMPTY["table"]
+
+
+def test_a_small_live_set_among_many_names():
+    """Four blocks at a time, ten thousand in all; a log forgets what is out of date."""
+    index = made(1)
+    for name in range(10_000):
+        index.add(name, 0)
+        if name >= 4:
+            index.remove(name - 4, 0)
+        assert index.blocks == min(name + 1, 4)
+    assert index.match(range(9_996, 10_000)) == {0: 4}
+    assert index.memory()["table"] == EMPTY["table"]
+    assert index.memory()["logs"] <= 8 * 48
+
+
+def test_blocks_that_come_and_go_are_in_a_log_once_after_all():
+    """The same forty blocks again and again: what a purge forgets is each of them once."""
+    index = made(2)
+    for _ in range(50):
+        for name in range(40):
+            assert index.add(name, 0)
+        index.add(0, 1)
+        for name in range(0, 40, 3):
+            assert index.remove(name, 0)
+        assert index.memory()["logs"] <= 8 * 300
+        for name in range(0, 40, 3):
+            assert index.add(name, 0)
+        for name in range(40):
+            assert index.remove(name, 0)
+    for name in range(40):
+        index.add(name, 0)
+    assert index.purge(0) == 40
+    assert index.match([0]) == {1: 1}
+
+
+@pytest.mark.parametrize("end", ["remove", "purge"])
+def test_memory_comes_and_goes(end):
+    index = made(300)
+    for turn in range(3):
+        popular = names(30)
+        for rank in range(300):
+            own = array("Q", range(1_000 * rank + turn + 1, 1_000 * rank + turn + 101))
+            assert index.adds(popular, rank) + index.adds(own, rank) == 130
+        assert (index.blocks, index.pairs) == (30_030, 39_000)
+        memory = index.memory()
+        assert memory["sets"] == 30 * 40
+        assert 39_000 * 8 <= memory["logs"] <= 39_000 * 16
+        for rank in range(300):
+            own = array("Q", range(1_000 * rank + turn + 1, 1_000 * rank + turn + 101))
+            if end == "purge":
+                assert index.purge(rank) == 130
+            else:
+                assert index.removes(popular, rank) + index.removes(own, rank) == 130
+        assert (index.blocks, index.pairs, index.mixed) == (0, 0, 0)
+        assert index.memory()["table"] == EMPTY["table"]
+        assert index.memory()["sets"] == 0
+        assert index.memory()["logs"] <= (0 if end == "purge" else 300 * 8 * 36)
+
+
+@pytest.mark.parametrize("spare", [3, 12, 40])
+def test_an_addition_without_memory_changes_nothing(spare):
+    index = made(3)
+    assert index.adds([5, 6, 7], 1) == 3
+    path = names(2_000_000)
+    with little_memory(spare * 2**20), pytest.raises(MemoryError):
+        index.adds(path, 0)
+    count = index.blocks - 3
+    assert 0 < count < 2_000_000
+    assert index.pairs == count + 3
+    assert index.match(path) == {0: count}
+    assert not index.holds(path[count], 0)
+    other = made(3)
+    assert (other.adds(path[:count], 0), other.adds([5, 6, 7], 1)) == (count, 3)
+    assert index.mixed == other.mixed
+    assert index.match([5, 6, 7]) == {1: 3}
+    assert index.add(path[count], 0)
+    assert index.purge(0) == count + 1
+    assert index.purge(1) == 3
+    assert index.memory() == EMPTY
