@@ -155,7 +155,7 @@ cdef class ActiveBlocks:
         cdef int64_t size = self._mask + 1
         cdef void* less
         if size > TABLE_MIN and 8 * self.pairs < size:
-            self._rehash(size // 4)
+            self._rehash(max(size // 4, <int64_t>TABLE_MIN))
         if self.pairs == 0 and self._capacity > ROWS_MIN:
             less = realloc(self.rows, ROWS_MIN * sizeof(pair_t))
             if less != NULL:
