@@ -43,3 +43,13 @@ cdef class Overlaps:
 
 
 cdef void copy_weights(SelectionWeights source, weights_t* target) noexcept
+
+
+cdef inline slot_t room_for(slot_t size, slot_t room) noexcept nogil:
+    """Room for so many rows: doubled as needed from 16 on, halved where three quarters stand empty."""
+    room = max(16, room)
+    while room < size:
+        room *= 2
+    while room > 16 and size <= room // 4:
+        room //= 2
+    return room

@@ -210,13 +210,11 @@ cdef class Overlaps:
         return 0
 
     cdef int _reserve(self) except -1:
-        """Scratch for every rank slot."""
-        cdef slot_t room = max(16, self._room)
+        """Scratch for every rank slot; it shrinks with the fleet."""
+        cdef slot_t room = room_for(self._fleet.workers.ranks_size, self._room)
         cdef slot_t rank
-        if self._fleet.workers.ranks_size <= self._room:
+        if room == self._room:
             return 0
-        while room < self._fleet.workers.ranks_size:
-            room *= 2
         resize(<void**>&self._device, room * sizeof(int32_t))
         resize(<void**>&self._host, room * sizeof(int32_t))
         resize(<void**>&self._disk, room * sizeof(int32_t))

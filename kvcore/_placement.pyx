@@ -17,6 +17,7 @@ from libc.stdlib cimport free
 from kvcore._ledger cimport Ledger
 from kvcore._load cimport (
     RANK_GONE, RANK_LEASED, RANK_OPEN, RANK_OVERLOADED, RANK_STATES, active_blocks, has_room, load_t)
+from kvcore._overlaps cimport room_for
 from kvcore._requests cimport request_t
 from kvcore._selector cimport cached_tokens, choose, device_blocks
 from kvcore._types cimport NO_SLOT, int32_t, resize
@@ -99,6 +100,8 @@ cdef class Placement:
     cdef bint _any_usable(self, Request request) except -1:
         """Whether some rank may take a request that has no pin. O(allow-list) or O(taint sets)."""
         cdef prospects_t found
+        if not _constrained(request):
+            return self.fleet.ledger.in_state[<int>RANK_GONE] < self.fleet.workers.present
         if request.allowed_workers is None:
             self._look_by_taints(request, NO_SLOT, &found)
             return found.any
@@ -360,12 +363,10 @@ cdef class Placement:
         return self.standings.refresh()
 
     cdef int _reserve(self) except -1:
-        """Scratch for every present rank."""
-        cdef slot_t room = max(16, self._room)
-        if self.fleet.workers.present <= self._room:
+        """Scratch for every present rank; it shrinks with the fleet."""
+        cdef slot_t room = room_for(self.fleet.workers.present, self._room)
+        if room == self._room:
             return 0
-        while room < self.fleet.workers.present:
-            room *= 2
         resize(<void**>&self.candidates, room * sizeof(slot_t))
         resize(<void**>&self._tied, room * sizeof(slot_t))
         resize(<void**>&self._costs, room * sizeof(double))

@@ -15,7 +15,8 @@ cdef struct rank_t:
     uint32_t dp_rank
     slot_t worker          # NO_SLOT: the rank is gone and only waiting pins keep the row
     int32_t pins           # waiting requests pinned to it
-    slot_t next_free
+    slot_t next_free       # free rows, neither pinned nor present
+    slot_t prev_free
 
 
 cdef struct worker_t:
@@ -35,7 +36,8 @@ cdef class WorkerTable:
     cdef worker_t* workers
     cdef slot_t _workers_size
     cdef rank_t* ranks
-    cdef readonly slot_t ranks_size    # rank slots ever made; every slot is below it
+    cdef readonly slot_t ranks_size    # every rank slot in use is below it; it falls when the last ones are freed
+    cdef slot_t _ranks_room
     cdef slot_t _ranks_free
     cdef dict _ghosts              # (worker_id, dp_rank) -> rank slot kept by waiting pins only
     cdef slot_t* order             # present ranks by (worker_id, dp_rank)
@@ -55,4 +57,6 @@ cdef class WorkerTable:
     cdef int set_taints(self, slot_t worker, frozenset taints) except -1
     cdef slot_t ranks_of(self, frozenset allowed, frozenset required, slot_t* out) except -1
 
+    cdef void _free_rank(self, slot_t rank) noexcept
+    cdef void _take_rank(self, slot_t rank) noexcept
     cdef slot_t _position(self, uint64_t worker_id, uint32_t dp_rank) noexcept nogil

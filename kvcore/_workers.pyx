@@ -87,12 +87,13 @@ cdef class WorkerTable:
             rank = ghost
         elif self._ranks_free != NO_SLOT:
             rank = self._ranks_free
-            self._ranks_free = self.ranks[rank].next_free
+            self._take_rank(rank)
             self.ranks[rank].pins = 0
         else:
-            if not self.ranks_size & (self.ranks_size - 1):
-                resize(<void**>&self.ranks, max(1, 2 * self.ranks_size) * sizeof(rank_t))
-                resize(<void**>&self.order, max(1, 2 * self.ranks_size) * sizeof(slot_t))
+            if self.ranks_size == self._ranks_room:
+                resize(<void**>&self.ranks, max(1, 2 * self._ranks_room) * sizeof(rank_t))
+                resize(<void**>&self.order, max(1, 2 * self._ranks_room) * sizeof(slot_t))
+                self._ranks_room = max(1, 2 * self._ranks_room)
             rank = self.ranks_size
             self.ranks_size += 1
             self.ranks[rank].pins = 0
@@ -115,9 +116,33 @@ cdef class WorkerTable:
         if row.pins:
             self._ghosts[(row.worker_id, row.dp_rank)] = rank
         else:
-            row.next_free = self._ranks_free
-            self._ranks_free = rank
+            self._free_rank(rank)
         return 0
+
+    cdef void _free_rank(self, slot_t rank) noexcept:
+        """The row may be used again. Free rows at the end are given up, so that what is indexed by rank can shrink."""
+        cdef slot_t after = self._ranks_free
+        self.ranks[rank].next_free = after
+        self.ranks[rank].prev_free = NO_SLOT
+        if after != NO_SLOT:
+            self.ranks[after].prev_free = rank
+        self._ranks_free = rank
+        while self.ranks_size:
+            rank = self.ranks_size - 1
+            if self.ranks[rank].worker != NO_SLOT or self.ranks[rank].pins:
+                break
+            self._take_rank(rank)
+            self.ranks_size -= 1
+
+    cdef void _take_rank(self, slot_t rank) noexcept:
+        """Out of the list of free rows."""
+        cdef rank_t* row = &self.ranks[rank]
+        if row.next_free != NO_SLOT:
+            self.ranks[row.next_free].prev_free = row.prev_free
+        if row.prev_free == NO_SLOT:
+            self._ranks_free = row.next_free
+        else:
+            self.ranks[row.prev_free].next_free = row.next_free
 
     cdef int set_range(self, slot_t worker, uint32_t dp_start, uint32_t dp_size) except -1:
         """Note the present range of a worker whose ranks of that range have all been added or kept."""
@@ -143,8 +168,7 @@ cdef class WorkerTable:
         row.pins -= 1
         if row.pins == 0 and row.worker == NO_SLOT:
             del self._ghosts[(row.worker_id, row.dp_rank)]
-            row.next_free = self._ranks_free
-            self._ranks_free = rank
+            self._free_rank(rank)
         return 0
 
     cdef int set_taints(self, slot_t worker, frozenset taints) except -1:

@@ -25,13 +25,15 @@ cdef class Room:
 
     cdef RequestTable requests
     cdef Fleet fleet
+    cdef Placement placement
     cdef Backlog backlog
 
     def __cinit__(self, config, workers):
         self.requests = RequestTable(False)
         self.fleet = Fleet(config, [])
-        placement = Placement(self.fleet, self.requests, config, [None] * len(config.effective_profile().classes))
-        self.backlog = Backlog(config, self.requests, self.fleet, placement)
+        pairs = [None] * len(config.effective_profile().classes)
+        self.placement = Placement(self.fleet, self.requests, config, pairs)
+        self.backlog = Backlog(config, self.requests, self.fleet, self.placement)
         for worker_id in workers:
             self.fleet.upsert(WorkerConfig(worker_id), 0)
 
@@ -65,6 +67,10 @@ cdef class Room:
         """A worker is gone."""
         self.fleet.drop_ranks(self.fleet.all_ranks(self.fleet.workers.find(worker_id)))
         self.fleet.remove(worker_id)
+
+    def scratch(self):
+        """Rows of memory by rank slot, and by candidate."""
+        return self.placement.overlaps._room, self.placement._room
 
     def ghosts(self):
         """Names of ranks that are gone and that waiting pins keep."""

@@ -110,4 +110,4 @@ class Story:
 
     def loads(self) -> list[tuple]:
         """(worker_id, dp_rank, requests, prefill_tokens, active_blocks) by rank."""
-        return self.core.loads().tolist()
+        return [row[:5] for row in self.core.loads().tolist()]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from probe_build import load
 from stories import Story, arrive, profile, short
@@ -219,3 +221,14 @@ def test_a_batch_that_stores_and_loses_everything():
     assert story.many(*events) == ()
     assert story.many(PrefillCompleted(2, "x", 1)) == ()
     assert story.core.stats().aborted == 50
+
+
+def test_memory_for_looking_at_ranks_follows_the_fleet():
+    fleet = Room(SchedulerConfig(), range(2_048))
+    request = Request("a", 8, allowed_workers=frozenset({1}), overlap=Overlap(((Rank(1), 1),)))
+    fleet.classify(request)
+    assert fleet.scratch() == (2_048, 2_048)
+    for worker_id in range(16, 2_048):
+        fleet.lose(worker_id)
+    fleet.classify(replace(request, request_id="b"))
+    assert fleet.scratch() == (32, 32)

@@ -144,6 +144,27 @@ def test_rows_are_used_again():
     assert table.count() == 3
 
 
+def test_rows_at_the_end_are_given_up():
+    """What is indexed by rank can shrink with the fleet; rows in between stay free, and a pin keeps its row."""
+    table = Workers()
+    for worker_id in range(2_048):
+        add(table, worker_id, 0, 1)
+    kept = table.find_rank(1_000, 0)
+    table.pin(kept)
+    for worker_id in range(16, 2_048):
+        remove(table, worker_id)
+    assert table.ranks_size == kept + 1
+    table.unpin(kept)
+    assert table.ranks_size == 16
+    remove(table, 3)
+    remove(table, 15)
+    assert table.ranks_size == 15
+    for worker_id in (3, 15, 99, 100):
+        add(table, worker_id, 0, 1)
+    assert table.ranks_size == 18
+    assert table.order() == [(worker_id, 0) for worker_id in (*range(16), 99, 100)]
+
+
 KINDS = (frozenset(), frozenset({"gpu"}), frozenset({"gpu", "fast"}), frozenset({"fast", "ä"}))
 
 
