@@ -28,7 +28,7 @@ from libc.stdlib cimport free
 from kvcore._active cimport pair_t
 from kvcore._heap cimport heap_free, heap_init, heap_push, heap_remove, heap_reserve, key_t
 from kvcore._load cimport beyond, calm_below, enter_fifo, forget_rank, leave_fifo, set_front, time_of_tokens
-from kvcore._types cimport FRACTION_ONE, NEVER_NS, NO_SLOT, NS_END, i128, resize
+from kvcore._types cimport FRACTION_ONE, NEVER_NS, NO_SLOT, i128, resize
 
 
 cdef class Ledger:
@@ -382,17 +382,19 @@ cdef class Ledger:
     cdef void _settle(self, slot_t rank) noexcept:
         """A rank's load or bounds have changed: say so, and foresee anew when decay makes it less busy."""
         cdef key_t key
+        cdef ns_t crossing_ns
         self._changed(rank)
         if not self.decays:
             return
         if self._crossing_pos[rank] != NO_SLOT:
             heap_remove(&self._crossings, rank, self._crossing_pos)
             self._crossing_pos[rank] = NO_SLOT
-        key.tier = 0
-        key.first = self._crossing_ns(rank)
-        key.second = 0
-        key.seq = rank
-        if key.first < <uint64_t>NS_END:
+        crossing_ns = self._crossing_ns(rank)
+        if crossing_ns != NEVER_NS:
+            key.tier = 0
+            key.first = crossing_ns
+            key.second = 0
+            key.seq = rank
             heap_push(&self._crossings, &key, rank, self._crossing_pos)    # room has been reserved
 
     cdef ns_t _crossing_ns(self, slot_t rank) noexcept nogil:

@@ -122,6 +122,8 @@ def test_a_report_beyond_the_own_load_is_foreign():
     books.book(1, 0, 1, (4,), private=2)
     assert (books.effective(0), books.busy(0, 0), books.free()) == ((11, 6, 3, 8), True, [0])
     assert [books.has_room(0, need) for need in (12, 13)] == [True, False]
+    books.configure(0, 1, blocks=20, requests=3)
+    assert not books.has_room(0, 0)  # two of its own and a foreign one
     books.release(0)
     books.release(1)
     assert books.effective(0) == (4, 2, 1, 2)  # own bookings have gone, what others run has not
