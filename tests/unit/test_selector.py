@@ -225,7 +225,8 @@ def test_e41_costs_are_finite_never_negative_and_grow_with_load(case, more, name
     case = case.weighed(overlap_score_credit_decay=0.0, **{
         key: min(top, getattr(case.weights, key)) for key, top in limit.items()})
     first = case.ranks[0]
-    heavier = replace(case, ranks=(replace(first, **{name: getattr(first, name) + more}), *case.ranks[1:]))
+    load = min(getattr(first, name) + more, TWO_31 - 1 if name == "requests" else 2**70)
+    heavier = replace(case, ranks=(replace(first, **{name: load}), *case.ranks[1:]))
     before, after = case.costs()[0], heavier.costs()[0]
     assert 0.0 <= before <= after < math.inf
 
