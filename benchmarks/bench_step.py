@@ -201,7 +201,7 @@ KINDS = {
     "BlocksStored, 32 hashes": Kind((build_stored, build_removed), 0, both_stored),
     "cycle of three": Kind((build_cycle,), 0, both_cycle),
 }
-WORKERS = pytest.mark.sizes("workers", small=(1, 16), large=(1, 16, 256, 2048))
+WORKERS = pytest.mark.sizes("workers", small=(1, 16), large=(1, 16, 256, 2048, 16384))
 KIND = pytest.mark.parametrize("kind", KINDS)
 TABLE = "Events from Python, each or a cycle"
 
