@@ -12,7 +12,14 @@ from kvcore.events import BlocksStored, LoadReported, Tier, WorkerStatusChanged
 from kvcore.policy import Capacity, PolicyProfile
 from kvcore.request import Request
 
+FOREVER = 2**62 - 1
 OPEN, OVERLOADED, LEASED, GONE = range(4)
+
+#: How a worker gets into a state.
+SAID = {
+    OPEN: {}, OVERLOADED: {"overloaded": True}, LEASED: {"available": False, "lease_ns": FOREVER},
+    GONE: {"available": False},
+}
 
 
 def strict(*quanta: int, **keys) -> PolicyProfile:
@@ -78,3 +85,9 @@ class FleetStory(Story):
     @property
     def waiting(self) -> int:
         return self.core.stats().waiting_requests
+
+
+def in_states(story: FleetStory, states) -> None:
+    """Workers 1, 2, ... are in these states."""
+    for worker_id, state in enumerate(states, 1):
+        story.say(worker_id, "test", **SAID[state])

@@ -1,4 +1,4 @@
-"""Field reports 2.2: double counting, underflow, wrong identity. Each test names the public report that it guards against.
+"""Field reports 2.2: double counting, underflow, wrong identity. Each test names the report that it guards against.
 
 Events have this project's names: "first token" is PrefillCompleted, "free" and "abort" are RequestFinished, a "flow"
 that is deleted is a worker or a waiting request that goes, "worker up" is WorkerUpserted.
