@@ -91,3 +91,16 @@ def in_states(story: FleetStory, states) -> None:
     """Workers 1, 2, ... are in these states."""
     for worker_id, state in enumerate(states, 1):
         story.say(worker_id, "test", **SAID[state])
+
+
+def capped(blocks: int | None = 10, requests: int | None = None, workers: int = 1, **config) -> FleetStory:
+    """Workers 1, 2, ... with these caps, under strict capacity."""
+    story = FleetStory(**{"profile": strict(), **config})
+    for worker_id in range(1, workers + 1):
+        story.upsert(worker_id, total_kv_blocks=blocks, max_requests=requests)
+    return story
+
+
+def held(story: FleetStory, worker_id: int = 1) -> int:
+    """Whole blocks that are taken or kept free."""
+    return story.row(worker_id)["held_blocks"]
