@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 
+from checkers_fleet import deadlines_hold, ranks_are_allowed, refusals_are_justified, states_are_respected
 from checkers_life import one_life_each
 from checkers_load import (
     best_heads_go_first,
@@ -15,15 +16,16 @@ from checkers_load import (
     counters_are_sums,
     evictions_are_not_forgotten,
     selections_see_every_booking,
+    strict_capacity_holds,
     work_is_conserved,
 )
 from checkers_overtaking import overtaking_is_bounded
 from checkers_shares import shares_are_bounded
-from history import LIMITS, Fleet, eligible, fleets, is_end, moments, rank_of
-from history_load import decides_once
+from history import LIMITS, Fleet, fleets, may_wait
+from history_moments import moments
 from recording import Run
 
-from kvcore.actions import Dispatch, Evict, EvictReason, Ignored, Park, Reject, RejectReason
+from kvcore.actions import Dispatch, Evict, EvictReason, Ignored, Park
 from kvcore.events import (
     OutputBlockAdded,
     PrefillCompleted,
@@ -32,10 +34,7 @@ from kvcore.events import (
     WorkerRemoved,
     WorkerUpserted,
 )
-from kvcore.policy import PolicyClass, PolicyProfile
-
-R = RejectReason
-LIMIT_OF = dict(zip((R.QUEUE_FULL_REQUESTS, R.QUEUE_FULL_RAW_TOKENS, R.QUEUE_FULL_CACHED_TOKENS), LIMITS, strict=True))
+from kvcore.policy import PolicyProfile
 
 
 def dispatches_follow_arrivals(run: Run) -> list[str]:
@@ -126,7 +125,8 @@ def lost(rank: tuple[int, int], events, seen: list[Fleet]) -> bool:
 def parks_once(run: Run) -> list[str]:
     """Parks stand last, at most one for a request and batch, for arrivals of this batch, in classes that may wait."""
     faults = []
-    classes = run.config.effective_profile().classes
+    profile = run.config.effective_profile()
+    classes = profile.classes
     for number, (events, actions) in enumerate(run.steps):
         arrived = {event.request.request_id for event in events if isinstance(event, RequestArrived)}
         parks = [action for action in actions if isinstance(action, Park)]
@@ -136,15 +136,9 @@ def parks_once(run: Run) -> list[str]:
             if count > 1 or request_id not in arrived:
                 faults.append(f"step {number}: {count} Parks of {request_id}, arrived: {request_id in arrived}")
         for park in parks:
-            if not 0 <= park.class_index < len(classes) or not may_wait(classes[park.class_index]):
+            if not 0 <= park.class_index < len(classes) or not may_wait(classes[park.class_index], profile):
                 faults.append(f"step {number}: {park} in a class that never waits")
     return faults
-
-
-def may_wait(item: PolicyClass) -> bool:
-    """Whether a class can have requests that wait from batch to batch."""
-    thresholds = (item.prefill_busy_threshold, item.prefill_busy_threshold_frac)
-    return thresholds != (None, None) and all(getattr(item, name) != 0 for name in LIMITS)
 
 
 def lanes_keep_their_order(run: Run) -> list[str]:
@@ -163,6 +157,8 @@ def lanes_keep_their_order(run: Run) -> list[str]:
         for request_id, (class_index, other) in moment.waiting.items():
             if other is None or (class_index, other.lane) != (moment.action.class_index, moment.subject.lane):
                 continue
+            if not other.has_key(item) or not moment.subject.has_key(item):
+                continue
             if other.key(item) < moment.subject.key(item):
                 faults.append(f"step {moment.step}: {moment.action} before {request_id}")
     return faults
@@ -173,7 +169,7 @@ def classes_are_right(run: Run) -> list[str]:
     faults = []
     for moment in moments(run):
         class_index = getattr(moment.action, "class_index", -1)
-        if moment.subject is not None and class_index >= 0:
+        if moment.subject is not None and moment.subject.cached_tokens is not None and class_index >= 0:
             request = moment.subject.request
             wanted = class_of(run.config.effective_profile(), request.policy_class,
                               request.prompt_tokens - moment.subject.cached_tokens)
@@ -210,7 +206,8 @@ def limits_hold(run: Run) -> list[str]:
             others = [x for name, (index, x) in moment.waiting.items() if index == class_index and name != last]
             item = classes[class_index]
             known = [x for x in others if x is not None]
-            usage = (len(others), sum(x.request.prompt_tokens for x in known), sum(x.cached_tokens for x in known))
+            usage = (len(others), sum(x.request.prompt_tokens for x in known),
+                     sum(x.cached_tokens or 0 for x in known))
             for name, current in zip(LIMITS, usage, strict=True):
                 limit = getattr(item, name)
                 if limit is not None and current >= limit * most:
@@ -219,92 +216,15 @@ def limits_hold(run: Run) -> list[str]:
     return faults
 
 
-def deadlines_hold(run: Run) -> list[str]:
-    """Nothing is dispatched at or after its deadline, and nothing waits past it."""
-    faults = []
-    for moment in moments(run):
-        now_ns = moment.events[-1].now_ns
-        if isinstance(moment.action, Dispatch) and moment.subject is not None:
-            at_ns = moment.subject.now_ns + moment.action.wait_ns
-            deadline_ns = moment.subject.request.deadline_ns
-            if at_ns not in [event.now_ns for event in moment.events]:
-                faults.append(f"step {moment.step}: {moment.action} has a wrong wait_ns")
-            if deadline_ns is not None and at_ns >= deadline_ns:
-                faults.append(f"step {moment.step}: {moment.action} at {at_ns}, deadline {deadline_ns}")
-        elif moment.action is None:
-            for request_id, (_, arrival) in moment.waiting.items():
-                deadline_ns = arrival and arrival.request.deadline_ns
-                if deadline_ns is not None and deadline_ns <= now_ns:
-                    faults.append(f"step {moment.step}: {request_id} waits past its deadline")
-    return faults
-
-
-def ranks_are_allowed(run: Run) -> list[str]:
-    """A dispatch goes to a rank that existed, that its request may use, and to its pin if it has one."""
-    faults = []
-    seen = list(fleets(run))
-    for moment in moments(run):
-        action = moment.action
-        if not isinstance(action, Dispatch):
-            continue
-        rank = (action.worker_id, action.dp_rank)
-        then = seen[moment.step][-1:] if decides_once(run.config, moment.events) else seen[moment.step]
-        if not any(rank in fleet.ranks() for fleet in then):
-            faults.append(f"step {moment.step}: {action} to a rank that does not exist")
-        elif moment.subject is not None and not any(rank in eligible(moment.subject.request, fleet) for fleet in then):
-            faults.append(f"step {moment.step}: {action} to a rank that its request may not use")
-        if moment.subject is not None:
-            request = moment.subject.request
-            wanted = request.prompt_tokens - action.cached_tokens if request.track_prefill else 0
-            if not 0 <= action.cached_tokens <= request.prompt_tokens or action.prefill_tokens != wanted:
-                faults.append(f"step {moment.step}: {action} books the wrong tokens")
-    return faults
-
-
-def refusals_are_justified(run: Run) -> list[str]:
-    """A Reject tells the truth about its request, the fleet and the limit."""
-    faults = []
-    seen = list(fleets(run))
-    for moment in moments(run):
-        action = moment.action
-        if moment.subject is None or action is None or not is_end(action):
-            continue
-        if not is_true(run, action, moment.subject.request, moment.events[-1].now_ns, seen[moment.step]):
-            faults.append(f"step {moment.step}: {action} is not justified")
-    return faults
-
-
-def is_true(run: Run, action: Reject, request, now_ns: int, seen: list[Fleet]) -> bool:
-    """Whether the reason of a Reject held at some point of its step."""
-    pin, allowed = request.pinned, request.allowed_workers
-    none_eligible = any(not eligible(request, fleet) for fleet in seen)
-    if action.reason in LIMIT_OF:
-        limit = getattr(run.config.effective_profile().classes[action.class_index], LIMIT_OF[action.reason])
-        bounds = [limit * max(1, len(fleet.workers)) for fleet in seen] if limit is not None else []
-        honest = action.limit in bounds and action.current >= action.limit
-        return honest and (action.limit == 0 or not request.do_not_queue)
-    if (action.current, action.limit, action.retry_after_ns) != (0, 0, None):
-        return False
-    return {
-        R.DEADLINE_EXPIRED: request.deadline_ns is not None and request.deadline_ns <= now_ns,
-        R.PINNED_WORKER_NOT_ALLOWED: pin is not None and allowed is not None and pin.worker_id not in allowed,
-        R.NO_WORKERS: any(not fleet.workers for fleet in seen),
-        R.PINNED_WORKER_UNAVAILABLE: pin is not None and any(rank_of(pin) not in fleet.ranks() for fleet in seen),
-        R.NO_ELIGIBLE_WORKER: none_eligible if pin is None else any(
-            rank_of(pin) in fleet.ranks() and not eligible(request, fleet) for fleet in seen),
-        R.WOULD_QUEUE: request.do_not_queue,
-    }[action.reason]
-
-
 #: Every checker, by its name.
 CHECKERS = {
     checker.__name__: checker
     for checker in (
         one_life_each, dispatches_follow_arrivals, releases_once, evictions_are_justified, parks_once,
         lanes_keep_their_order, limits_hold, deadlines_hold, ranks_are_allowed, refusals_are_justified,
-        classes_are_right, work_is_conserved, best_heads_go_first, capacity_is_not_exceeded,
-        selections_see_every_booking, counters_are_sums, evictions_are_not_forgotten, shares_are_bounded,
-        overtaking_is_bounded,
+        classes_are_right, work_is_conserved, best_heads_go_first, capacity_is_not_exceeded, strict_capacity_holds,
+        states_are_respected, selections_see_every_booking, counters_are_sums, evictions_are_not_forgotten,
+        shares_are_bounded, overtaking_is_bounded,
     )
 }
 

@@ -1,4 +1,4 @@
-"""Who is served when, and where: work conservation, the best head first, busy ranks, selection, counters, evictions.
+"""Who is served when, and where: work conservation, the best head first, room, selection, counters, evictions.
 
 All of it by the record, and by the load to which the record alone adds up (history_load).
 """
@@ -7,13 +7,16 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from history import LIMITS, Arrival, Moment, Stored, eligible
-from history_load import World, readings
-from oracle_ledger import ceil_div, leading, rank_cost, sequence_hashes
+from history import LIMITS, Arrival, RankName, Stored, is_strict, queues
+from history_load import World
+from history_moments import Moment, readings
+from oracle_ledger import ceil_div, leading, sequence_hashes
+from oracle_state import RankState
 from recording import Run
 
 from kvcore.actions import Dispatch, Evict, Reject, RejectReason
 from kvcore.policy import PolicyClass
+from kvcore.request import Request
 
 R = RejectReason
 #: What each limit counts of who waits.
@@ -37,13 +40,15 @@ def work_is_conserved(run: Run) -> list[str]:
         if moment.action is not None:
             continue
         for class_index, item in enumerate(classes):
-            for name in idle(world, item, members(moment.waiting, class_index)):
+            for name in idle(world, item, members(moment.waiting, class_index, item)):
                 faults.append(f"step {moment.step}: {name} waits though a rank is free for it")
     return faults
 
 
-def members(stored: Stored, class_index: int) -> dict[str, Arrival | None]:
-    return {name: arrival for name, (index, arrival) in stored.items() if index == class_index}
+def members(stored: Stored, class_index: int, item: PolicyClass | None = None) -> dict[str, Arrival | None]:
+    """Who of a class is stored; for its keys (item given) an arrival whose key is not known is None."""
+    return {name: arrival if item is None or arrival is None or arrival.has_key(item) else None
+            for name, (index, arrival) in stored.items() if index == class_index}
 
 
 def lanes(entries: Lane) -> list[Lane]:
@@ -56,13 +61,21 @@ def lanes(entries: Lane) -> list[Lane]:
 def idle(world: World, item: PolicyClass, entries: dict[str, Arrival | None]) -> list[str]:
     """The heads of a class that should have been popped. Where not all arrivals are known, any one may be a head."""
     if None in entries.values():
-        return [] if any(world.busy(item, rank) for rank in world.loads) else list(entries)
+        return list(entries) if takes_anybody(world, item) else []
     heads = []
     for lane in lanes(entries):
         head = min(lane, key=lambda name: lane[name].key(item))
         oldest = min(lane, key=lambda name: lane[name].order) if item.max_overtake_tokens is not None else head
-        heads += [head] if world.can_run(item, lane[head]) and world.can_run(item, lane[oldest]) else []
+        if all(world.can_run(item, lane[name].request) for name in (head, oldest)):
+            heads.append(head)
     return heads
+
+
+def takes_anybody(world: World, item: PolicyClass) -> bool:
+    """Whether whoever may use a rank at all would find one that takes it."""
+    profile = world.config.effective_profile()
+    return not queues(item, profile) or (not is_strict(profile) and all(
+        world.fleet.state(rank) is RankState.OPEN and not world.busy(item, rank) for rank in world.loads))
 
 
 def best_heads_go_first(run: Run) -> list[str]:
@@ -88,63 +101,96 @@ def passed_over(world: World, item: PolicyClass, moment: Moment, bounded: bool) 
 
     Whoever may stand before such a head must be able to run as well.
     """
-    sure, maybe = (members(stored, moment.action.class_index) for stored in (moment.waiting, moment.coming))
-    if None in sure.values() or None in maybe.values():
+    sure, maybe = (members(stored, moment.action.class_index, item) for stored in (moment.waiting, moment.coming))
+    if None in sure.values() or None in maybe.values() or not moment.subject.has_key(item):
         return []
     found = []
     for lane in lanes(sure if bounded else {**sure, **maybe}):
         head = min(lane, key=lambda name: lane[name].key(item))
         key = lane[head].key(item)
         rivals = [rival for rival in maybe.values() if rival.lane == lane[head].lane and rival.key(item) < key]
-        if key < moment.subject.key(item) and all(world.can_run(item, rival) for rival in (lane[head], *rivals)):
+        if key < moment.subject.key(item) and all(
+                world.can_run(item, one.request) for one in (lane[head], *rivals)):
             found.append(head)
     return found
 
 
 def capacity_is_not_exceeded(run: Run) -> list[str]:
-    """Who is dispatched has an eligible rank that is not busy for his class."""
+    """Who is dispatched, in a class that waits for room, has an open rank that has it: not busy, and not full."""
     faults = []
-    classes = run.config.effective_profile().classes
+    profile = run.config.effective_profile()
     for moment, world in readings(run):
         if isinstance(moment.action, Dispatch) and moment.subject is not None and world.sharp:
-            item = classes[moment.action.class_index]
-            if all(world.busy(item, rank) for rank in eligible(moment.subject.request, world.caches.fleet)):
+            item, request = profile.classes[moment.action.class_index], moment.subject.request
+            verdicts = {world.takes(item, request, rank) for rank in world.open_ranks(request)}
+            if queues(item, profile) and verdicts <= {False}:
                 faults.append(f"step {moment.step}: {moment.action} though every rank it may use is busy")
     return faults
 
 
+def strict_capacity_holds(run: Run) -> list[str]:
+    """Under strict capacity the very rank of a Dispatch is not busy for its class and stays within its caps."""
+    faults = []
+    profile = run.config.effective_profile()
+    for moment, world in readings(run):
+        action = moment.action
+        if not is_strict(profile) or not isinstance(action, Dispatch) or moment.subject is None or not world.sharp:
+            continue
+        rank = (action.worker_id, action.dp_rank)
+        if rank not in world.loads:
+            continue
+        if world.busy(profile.classes[action.class_index], rank):
+            faults.append(f"step {moment.step}: {action}, but its rank is busy")
+        if world.has_room(moment.subject.request, rank) is False:
+            faults.append(f"step {moment.step}: {action} takes its rank beyond {world.fleet.config(rank)}")
+    return faults
+
+
 def selections_see_every_booking(run: Run) -> list[str]:
-    """A Dispatch tells what its rank holds and will hold, all bookings before it counted; no other rank is cheaper."""
+    """A Dispatch tells what its rank holds and will hold, all bookings before it counted; no other rank is cheaper.
+
+    Costs decide where no lot is drawn for them.
+    """
     faults = []
     for moment, world in readings(run):
         action = moment.action
         if isinstance(action, Dispatch) and moment.subject is not None and world.sharp:
             rank = (action.worker_id, action.dp_rank)
             if rank in world.loads:
-                faults += [f"step {moment.step}: {action}, but {fault}"
-                           for fault in misjudged(world, moment.subject, action, rank)]
+                item = run.config.effective_profile().classes[action.class_index]
+                told = [*misjudged(world, moment.subject.request, action, rank),
+                        *dearer(world, item, moment.subject.request, rank)]
+                faults += [f"step {moment.step}: {action}, but {fault}" for fault in told]
     return faults
 
 
-def misjudged(world: World, subject: Arrival, action: Dispatch, rank: tuple[int, int]) -> list[str]:
+def misjudged(world: World, request: Request, action: Dispatch, rank: RankName) -> list[str]:
     """What is not true about the rank that was chosen, as far as its load is known."""
-    request, caches, size = subject.request, world.caches, world.config.block_size
+    size, cached = world.config.block_size, world.caches.found(request, rank)
     found = []
-    if action.overlap_blocks != caches.overlap_blocks(request, rank):
-        found.append(f"{caches.overlap_blocks(request, rank)} blocks are cached")
-    if action.cached_tokens != caches.cached_tokens(request, rank):
-        found.append(f"{caches.cached_tokens(request, rank)} tokens are cached")
-    if rank in world.blurred:
-        return found
-    load, names = world.loads[rank], sequence_hashes(request, size)
-    blocks = load.active_blocks + ceil_div(request.prompt_tokens, size) - leading(names, load.live)
-    if action.potential_decode_blocks != blocks:
-        found.append(f"{blocks} blocks will be in use")
-    costs = {other: rank_cost(world.loads[other], request, caches.overlap_blocks(request, other), size)
-             for other in {rank} | (eligible(request, caches.fleet) - world.blurred)}
-    if costs[rank] > min(costs.values()):
-        found.append(f"the costs are {costs}")
+    if action.overlap_blocks != int(cached.device):
+        found.append(f"{cached.device} blocks are cached")
+    if action.cached_tokens != min(cached.cached, request.prompt_tokens):
+        found.append(f"{cached.cached} tokens are cached")
+    if rank not in world.blurred:
+        load, names = world.loads[rank], sequence_hashes(request, size)
+        blocks = load.active_blocks + ceil_div(request.prompt_tokens, size) - leading(names, load.live)
+        if action.potential_decode_blocks != blocks:
+            found.append(f"{blocks} blocks will be in use")
     return found
+
+
+def dearer(world: World, item: PolicyClass, request: Request, rank: RankName) -> list[str]:
+    """The costs by which another rank should have been chosen."""
+    candidates, weights = world.candidates(item, request), world.weights(request)
+    if request.pinned is not None or weights.temperature > 0 or rank not in candidates:
+        return []
+    if None in candidates.values() and weights.overlap_score_credit_decay > 0:
+        return []                      # the least load of all candidates is not known
+    least = min(world.tokens(other) for other in candidates)
+    costs = {other: world.cost(request, other, least) for other, takes in candidates.items()
+             if takes and other not in world.blurred}
+    return [f"the costs are {costs}"] if rank in costs and costs[rank] > min(costs.values()) else []
 
 
 def counters_are_sums(run: Run) -> list[str]:
@@ -155,7 +201,8 @@ def counters_are_sums(run: Run) -> list[str]:
         if isinstance(action, Reject) and action.reason in COUNTED and world.sharp:
             others = members({**moment.waiting, **moment.coming}, action.class_index)
             others.pop(action.request_id, None)
-            if None not in others.values() and action.current != sum(map(COUNTED[action.reason], others.values())):
+            counts = [None if arrival is None else COUNTED[action.reason](arrival) for arrival in others.values()]
+            if None not in counts and action.current != sum(counts):
                 faults.append(f"step {moment.step}: {action}, but {sorted(others)} wait")
     return faults
 

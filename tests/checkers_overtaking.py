@@ -42,7 +42,7 @@ def detours(run: Run) -> Iterator[tuple[int, AnyAction, int, int]]:
     judged = judged_classes(run)
     waiting: dict[str, Waiting] = {}
     for number, (events, actions) in enumerate(run.steps):
-        kept = {a.request_id: a.class_index for a in actions if is_service(a) or isinstance(a, Park)}
+        kept = {a.request_id: a.class_index for a in actions if is_service(a, run.config) or isinstance(a, Park)}
         for event in events:
             if isinstance(event, RequestCancelled):
                 waiting.pop(event.request_id, None)
@@ -50,7 +50,7 @@ def detours(run: Run) -> Iterator[tuple[int, AnyAction, int, int]]:
                 name = event.request.request_id
                 waiting[name] = Waiting(kept[name], event.request.prompt_tokens)
         for action in actions:
-            if is_service(action) and action.request_id in waiting:
+            if is_service(action, run.config) and action.request_id in waiting:
                 yield number, action, action.class_index, serve(waiting, action.request_id)
             elif is_end(action):
                 waiting.pop(action.request_id, None)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from fractions import Fraction
 from itertools import combinations
 
-from history import LIMITS, costs_its_prompt, is_end
+from history import LIMITS, costs_its_prompt, is_end, is_strict, queues
 from recording import Run
 
 from kvcore.actions import AnyAction, Dispatch, Park, Reject, RejectReason
+from kvcore.config import OnOverload, SchedulerConfig
 from kvcore.events import RequestArrived, RequestCancelled
 from kvcore.policy import Arbitration
 
@@ -17,18 +18,18 @@ def shares_are_bounded(run: Run) -> list[str]:
     """While two classes stay dispatchable, service per quantum differs by at most 1 + largest costs per quantum.
 
     Decided where a class is dispatchable exactly when it is not empty (one threshold for all, no pins, no allow-lists,
-    no taints, no limits) and costs are known (no caches); there it holds for every stretch of time, not only from the
-    beginning.
+    no taints, no limits, no strict capacity) and costs are known (no caches); there it holds for every stretch of time,
+    not only from the beginning.
     """
     if not can_be_judged(run):
         return []
     books = Books([item.quantum for item in run.config.effective_profile().classes])
     faults = []
     for number, (events, actions) in enumerate(run.steps):
-        served = [action for action in actions if is_service(action)]
+        served = [action for action in actions if is_service(action, run.config)]
         kept = {a.request_id: a.class_index for a in (*served, *(a for a in actions if isinstance(a, Park)))}
         books.remove({event.request_id for event in events if isinstance(event, RequestCancelled)})
-        books.remove({a.request_id for a in actions if is_end(a) and not is_service(a)})
+        books.remove({a.request_id for a in actions if is_end(a) and not is_service(a, run.config)})
         for event in events:
             if isinstance(event, RequestArrived) and event.request.request_id in kept:
                 books.store(kept[event.request.request_id], event.request.request_id, event.request.prompt_tokens)
@@ -39,10 +40,20 @@ def shares_are_bounded(run: Run) -> list[str]:
     return faults
 
 
-def is_service(action: AnyAction) -> bool:
-    """Popped and charged: dispatched, or refused at its placement."""
-    refused = isinstance(action, Reject) and action.reason is RejectReason.NO_WORKERS and action.class_index >= 0
-    return refused or isinstance(action, Dispatch)
+#: Why a popped request may be refused at its placement, if it has no pin.
+AT_PLACEMENT = (RejectReason.NO_WORKERS, RejectReason.NO_ELIGIBLE_WORKER, RejectReason.ALL_ELIGIBLE_OVERLOADED,
+                RejectReason.TOO_LARGE)
+
+
+def is_service(action: AnyAction, config: SchedulerConfig) -> bool:
+    """Popped and charged: dispatched, or refused at its placement. What a look ends while it waits is not charged."""
+    if isinstance(action, Dispatch):
+        return True
+    if not isinstance(action, Reject) or action.reason not in AT_PLACEMENT or action.class_index < 0:
+        return False
+    profile = config.effective_profile()
+    looked_at = (config.on_overload is OnOverload.WAIT and queues(profile.classes[action.class_index], profile))
+    return action.reason is not RejectReason.ALL_ELIGIBLE_OVERLOADED or not looked_at
 
 
 class Books:
@@ -98,7 +109,7 @@ def can_be_judged(run: Run) -> bool:
     profile = run.config.effective_profile()
     thresholds = {(item.prefill_busy_threshold, item.prefill_busy_threshold_frac) for item in profile.classes}
     limits = {getattr(item, name) for item in profile.classes for name in LIMITS}
-    if profile.arbitration is not Arbitration.EXACT or len(thresholds) > 1 or limits != {None}:
+    if profile.arbitration is not Arbitration.EXACT or len(thresholds) > 1 or limits != {None} or is_strict(profile):
         return False
     requests = [event.request for events, _ in run.steps for event in events if isinstance(event, RequestArrived)]
     if len({request.request_id for request in requests}) < len(requests):

@@ -29,7 +29,7 @@ def test_bookings_with_equal_progress_expire_together_by_attempt(count):
     assert story.tick(149) == ()
     assert story.tick(150) == tuple(
         [Evict(action.request_id, action.attempt, action.worker_id, EvictReason.BOOKING_EXPIRED) for action in running])
-    assert story.loads() == [(1, 0, 0, 0, 0), (2, 0, 0, 0, 0), (3, 0, 0, 0, 0)]
+    assert [row[2:5] for row in story.loads()] == 3 * [(0, 0, 0)]
     assert (story.core.stats().evicted, story.core.next_deadline_ns) == (count, 250)
     assert story.tick(250) == ()
     assert (story.core.stats().aborted, story.core.stats().live_requests) == (count, 0)
