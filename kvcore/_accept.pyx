@@ -168,7 +168,8 @@ cdef int _check_shared(tuple ranges) except -1:
         raise ValueError("overlap.shared must be a tuple")
     after = 0
     for pair in ranges:
-        if type(pair) is not tuple or len(pair) != 2 or not PyLong_CheckExact(pair[0]) or not PyLong_CheckExact(pair[1]):
+        if (type(pair) is not tuple or len(pair) != 2
+                or not PyLong_CheckExact(pair[0]) or not PyLong_CheckExact(pair[1])):
             raise ValueError(f"overlap.shared must hold pairs (start, end), not {pair!r}")
         if not after <= pair[0] < pair[1] <= BLOCKS_MAX:
             raise ValueError(f"overlap.shared must be sorted and disjoint, within 0..2^31-1, not {ranges!r}")

@@ -1,4 +1,4 @@
-# The ranks and all that is on them: workers, what is said of them, load, cached blocks, and which ranks' load has fallen.
+# The ranks and all that is on them: workers and what is said of them, load, cached blocks, whose load has fallen.
 cimport cython
 from kvcore._heap cimport heap_t
 from kvcore._ledger cimport Ledger

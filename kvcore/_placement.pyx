@@ -108,7 +108,7 @@ cdef class Placement:
         return self._usable(request, NO_SLOT) > 0
 
     cdef slot_t _usable(self, Request request, slot_t pin) except -1:
-        """Ranks that a request may use and that are not gone, in canonical order, into `candidates`. Returns how many."""
+        """Ranks that a request may use, in canonical order, into `candidates`: those not gone. Returns how many."""
         cdef slot_t count, i
         cdef slot_t kept = 0
         self._reserve()

@@ -195,7 +195,8 @@ cdef class Requests:
         return {
             "pin": or_none(row.pin), "class_index": row.class_index, "prompt": row.prompt, "attempt": row.attempt,
             "arrival_ns": row.arrival_ns, "deadline_ns": None if row.deadline_ns == NEVER_NS else row.deadline_ns,
-            "track_prefill": bool(row.track_prefill), "outside": row.outside, "reserve": row.reserve, "progress_ns": row.progress_ns, "serial": row.serial,
+            "track_prefill": bool(row.track_prefill), "outside": row.outside, "reserve": row.reserve,
+            "progress_ns": row.progress_ns, "serial": row.serial,
             "path": [row.path[i] for i in range(row.path_length)],
             "sequence": [row.sequence[i] for i in range(row.sequence_length)],
         }

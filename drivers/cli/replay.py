@@ -72,8 +72,8 @@ def _speedup(ctx: click.Context, param: click.Parameter, value: str | None) -> F
               help="Without a policy file: a request waits while every worker has more prefill tokens under way than "
                    "F times its max_num_batched_tokens.  [default: none ever waits]")
 @click.option("--capacity", type=click.Choice(["advisory", "strict"]),
-              help="strict: a worker never gets more than its KV cache and its sequences allow; what does not fit waits.  "
-                   "[default: as in the policy file, else advisory]")
+              help="strict: a worker never gets more than its KV cache and its sequences allow; what does not fit "
+                   "waits.  [default: as in the policy file, else advisory]")
 @click.option("--tell-output", is_flag=True,
               help="Tell the scheduler how long each answer will be; strict capacity keeps room for it.")
 @click.option("--selection", metavar="SPEC",

@@ -99,8 +99,8 @@ def _replay(options: Options, profile: PolicyProfile | None, mix: ClassMix | Non
         with _progress(options) as progress:
             result = simulate(
                 stream, config, spec, options.workers, classes=mix, seed=options.seed, speedup=options.speedup or 1,
-                concurrency=options.concurrency, paths=options.traces, skip_unfit=options.skip_bad, tell_output=options.tell_output,
-                progress=progress,
+                concurrency=options.concurrency, paths=options.traces, skip_unfit=options.skip_bad,
+                tell_output=options.tell_output, progress=progress,
             )
     except OverflowError as error:
         raise click.ClickException(f"{error} (146 years)") from error

@@ -29,17 +29,20 @@ from kvcore.events import (
     BlocksRemoved,
     BlocksStored,
     Event,
+    LoadReported,
     Outcome,
     OutputBlockAdded,
     PrefillCompleted,
     RequestArrived,
     RequestCancelled,
     RequestFinished,
+    Tier,
     TimerFired,
     WorkerRemoved,
+    WorkerStatusChanged,
     WorkerUpserted,
 )
-from kvcore.request import Overlap, Rank, Request, WorkerConfig
+from kvcore.request import Overlap, Rank, Request, SelectionWeights, WorkerConfig
 
 INT64_MAX, U32, U64 = 2**63 - 1, 2**32 - 1, 2**64 - 1
 
@@ -47,17 +50,21 @@ RANK = Rank(U64, U32)
 FULL = Request(
     "ä-\U0001f600", 2**53, policy_class="vip", strict_priority=U32, priority_jump=0.1, deadline_ns=2**62 - 1,
     do_not_queue=True, pinned=RANK, allowed_workers=frozenset((3, U64)), block_hashes=(1, U64), sequence_hashes=(2,),
-    overlap=Overlap(((RANK, 4), (Rank(1), 0))), expected_output_tokens=0, track_prefill=False,
-    required_taints=frozenset(("gpu", "fast")))
+    overlap=Overlap(((RANK, 4), (Rank(1), 0)), shared=((0, 2),)), expected_output_tokens=0, track_prefill=False,
+    required_taints=frozenset(("gpu", "fast")), preferred_taints=(("gpu", 0.5), ("slow", -1.0)),
+    weights=SelectionWeights(temperature=0.7))
 
 VALUES = [
-    RANK, Rank(0), Overlap(), Overlap(((RANK, 7),)), Request("a", 1), FULL,
-    WorkerConfig(1), WorkerConfig(U64, 3, 5, 8192, 1000, 64, frozenset({"gpu"})),
+    RANK, Rank(0), Overlap(), Overlap(((RANK, 7),)), Overlap(effective=((RANK, 0.5),), cached_tokens=((RANK, 9),)),
+    SelectionWeights(), SelectionWeights(0.5, 0.1, 2.0, 0.2, 0.3, 0.4, 32.0, 0.7), Request("a", 1), FULL,
+    WorkerConfig(1), WorkerConfig(U64, 3, 5, 8192, 1000, 64, frozenset({"gpu"}), 9_000),
     TimerFired(0), RequestArrived(1, FULL), RequestCancelled(2, "a"), PrefillCompleted(3, "a", INT64_MAX),
     OutputBlockAdded(4, "a", 1), OutputBlockAdded(4, "a", 1, 0.5), RequestFinished(5, "a", 1),
     RequestFinished(5, "a", 1, Outcome.ABORTED, 99), WorkerUpserted(6, WorkerConfig(1)),
     WorkerUpserted(6, WorkerConfig(1), INT64_MAX), WorkerRemoved(7, U64), BlocksStored(8, U64, U32, 1, (1, U64)),
-    BlocksRemoved(9, 1, 2, 3, ()), BlocksCleared(2**62 - 1, 1, 2, 3),
+    BlocksStored(8, 1, 2, 3, (), Tier.DISK), BlocksRemoved(9, 1, 2, 3, ()), BlocksCleared(2**62 - 1, 1, 2, 3),
+    BlocksCleared(9, 1, 2, 3, Tier.HOST), WorkerStatusChanged(9, 1, 2), LoadReported(9, 1, 2, 3, 4, 5, 6, 7),
+    WorkerStatusChanged(9, U64, INT64_MAX, "health", False, True, 5),
     Dispatch("a", 1, U64, U32, 0, 16, 1, 17, 2, 2**62 - 1), Reject("a", RejectReason.DUPLICATE_ID),
     Reject("a", RejectReason.QUEUE_FULL_REQUESTS, 3, 5, 4, 1_000_000), Park("a", 2), Park("b", 2, ParkReason.QUEUED),
     Evict("a", 3, 1, EvictReason.WORKER_REMOVED), Ignored("a", 0), Ignored("a", 9, IgnoredReason.STALE),
@@ -121,7 +128,7 @@ def test_values_of_different_classes_are_not_equal():
 @every_value
 def test_the_repr_builds_the_value(value):
     text = repr(value)
-    for reason in (*RejectReason, *ParkReason, *EvictReason, *IgnoredReason, *Outcome):
+    for reason in (*RejectReason, *ParkReason, *EvictReason, *IgnoredReason, *Outcome, *Tier):
         text = text.replace(repr(reason), f"{type(reason).__name__}.{reason.name}")
     assert eval(text, NAMES.copy()) == value
 
@@ -196,12 +203,16 @@ def test_defaults():
         "request_id": "a", "prompt_tokens": 5, "policy_class": None, "strict_priority": 0, "priority_jump": 0.0,
         "deadline_ns": None, "do_not_queue": False, "pinned": None, "allowed_workers": None, "block_hashes": (),
         "sequence_hashes": None, "overlap": None, "expected_output_tokens": None, "track_prefill": True,
-        "required_taints": frozenset()}
+        "required_taints": frozenset(), "preferred_taints": (), "weights": None}
     assert Rank(3) == Rank(3, 0)
-    assert Overlap() == Overlap(())
+    assert Overlap() == Overlap((), (), (), (), (), ())
+    assert SelectionWeights() == SelectionWeights(1.0, 0.0, 1.0, 0.75, 0.25, 0.0, 0.0, 0.0)
+    assert BlocksStored(0, 1, 0, 0, ()).tier is BlocksRemoved(0, 1, 0, 0, ()).tier is Tier.DEVICE
+    assert BlocksCleared(0, 1, 0, 0).tier is None
+    assert WorkerStatusChanged(0, 1, 0) == WorkerStatusChanged(0, 1, 0, "", True, False, None)
     assert dataclasses.asdict(WorkerConfig(3)) == {
         "worker_id": 3, "dp_start": 0, "dp_size": 1, "max_batched_tokens": None, "total_kv_blocks": None,
-        "max_requests": None, "taints": frozenset()}
+        "max_requests": None, "taints": frozenset(), "prefill_tokens_per_s": None}
     assert OutputBlockAdded(0, "a", 1).decay_fraction is None
     assert RequestFinished(0, "a", 1) == RequestFinished(0, "a", 1, Outcome.COMPLETED, None)
     assert WorkerUpserted(0, WorkerConfig(1)) == WorkerUpserted(0, WorkerConfig(1), 0)
@@ -213,7 +224,9 @@ def test_reasons_are_labels():
     assert {reason.name: reason.value for reason in RejectReason} == {
         "DUPLICATE_ID": 1, "DEADLINE_EXPIRED": 2, "PINNED_WORKER_NOT_ALLOWED": 3, "PINNED_WORKER_UNAVAILABLE": 4,
         "NO_WORKERS": 5, "NO_ELIGIBLE_WORKER": 6, "QUEUE_FULL_REQUESTS": 7, "QUEUE_FULL_RAW_TOKENS": 8,
-        "QUEUE_FULL_CACHED_TOKENS": 9, "WOULD_QUEUE": 10}
+        "QUEUE_FULL_CACHED_TOKENS": 9, "WOULD_QUEUE": 10, "PINNED_WORKER_OVERLOADED": 11,
+        "ALL_ELIGIBLE_OVERLOADED": 12, "TOO_LARGE": 13}
+    assert {tier.name: tier.value for tier in Tier} == {"DEVICE": 0, "HOST": 1, "DISK": 2}
     assert [(reason.name, reason.value) for kind in (ParkReason, EvictReason, IgnoredReason, Outcome)
             for reason in kind] == [
         ("QUEUED", 1), ("WORKER_REMOVED", 1), ("BOOKING_EXPIRED", 2), ("STALE", 1), ("COMPLETED", 0), ("ABORTED", 1)]
