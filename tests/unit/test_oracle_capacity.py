@@ -143,6 +143,13 @@ def test_looks_that_were_slept_through_are_those_of_their_times():
     assert short(late.step(TimerFired(60))) == "ALL_ELIGIBLE_OVERLOADED a"
 
 
+def test_a_lease_that_ends_unseen_can_uncover_overload():
+    core = oracle(1, on_overload=OnOverload.WAIT, overload_wait_ns=10)
+    core.step_many((mark(0, 1, OVERLOADED, source="router"), mark(0, 1, GONE, 15, source="health")))
+    assert short(core.step(arrive(0, "a"))) == "P a"
+    assert short(core.step(TimerFired(100))) == "ALL_ELIGIBLE_OVERLOADED a"     # at 20, not at 10
+
+
 def test_at_one_time_a_lease_ends_first_then_deadlines_then_looks():
     core = oracle(1, on_overload=OnOverload.WAIT, overload_wait_ns=10)
     core.step(mark(0, 1, OVERLOADED, 10))
