@@ -3,8 +3,10 @@
     python tests/fixed_history.py           prints the record as JSON
     python tests/fixed_history.py --golden  writes it to tests/golden/, after a change that is meant to alter it
 
-Every kind of event and of action occurs. The choices come from a generator of its own, so that they depend on nothing
-but SEED; what the driver remembers is kept in the order in which the scheduler told it.
+Every kind of event and of action occurs: the plain run on classes and orders, in both modes of arbitration, the full
+one also on strict capacity, marks, load reports, cache tiers, predictions, decay and a temperature. The choices come
+from a generator of its own, so that they depend on nothing but SEED; what the driver remembers is kept in the order in
+which the scheduler told it.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from kvcore import (
@@ -20,14 +23,18 @@ from kvcore import (
     BlocksRemoved,
     BlocksStored,
     CacheBucket,
+    Capacity,
     Dispatch,
     Evict,
+    LoadReported,
+    OnOverload,
     Outcome,
     OutputBlockAdded,
     Overlap,
     PolicyClass,
     PolicyProfile,
     PrefillCompleted,
+    PrefillDecay,
     QueuePolicy,
     Rank,
     Request,
@@ -36,9 +43,12 @@ from kvcore import (
     RequestFinished,
     Scheduler,
     SchedulerConfig,
+    SelectionWeights,
+    Tier,
     TimerFired,
     WorkerConfig,
     WorkerRemoved,
+    WorkerStatusChanged,
     WorkerUpserted,
 )
 
@@ -88,9 +98,11 @@ class Dice:
 
 
 class History:
-    """Makes up one batch after the other, knowing what it has been told so far."""
+    """Makes up one batch after the other, knowing what it has been told so far. full: for the full run."""
 
-    def __init__(self) -> None:
+    def __init__(self, full: bool) -> None:
+        self.full = full
+        self.reports = 0
         self.dice = Dice(SEED)
         self.now_ns = 0
         self.count = 0
@@ -104,9 +116,11 @@ class History:
 
     def upsert(self, worker: int) -> WorkerUpserted:
         ranks = 2 if worker == 0 else 1
-        return WorkerUpserted(
-            self.now_ns, WorkerConfig(worker, dp_size=ranks, max_batched_tokens=2_048, taints=TAINTS[worker]),
-            self.incarnations[worker])
+        config = WorkerConfig(worker, dp_size=ranks, max_batched_tokens=2_048, taints=TAINTS[worker])
+        if self.full:
+            config = replace(config, total_kv_blocks=40 + 20 * worker, max_requests=4 + worker,
+                             prefill_tokens_per_s=(2_000, 8_000, None)[worker % 3])
+        return WorkerUpserted(self.now_ns, config, self.incarnations[worker])
 
     def batch(self):
         """One to four facts, a little later."""
@@ -114,6 +128,8 @@ class History:
         return [self.fact() for _ in range(1 + self.dice.below(4))]
 
     def fact(self):
+        if self.full and self.dice.one_in(12):
+            return self.told_of_worker()
         roll = self.dice.below(100)
         if roll < 38:
             return RequestArrived(self.now_ns, self.request())
@@ -130,6 +146,18 @@ class History:
         if roll < 99 and self.dice.one_in(4):
             return WorkerRemoved(self.now_ns, self.dice.below(WORKERS + 1))
         return TimerFired(self.now_ns)
+
+    def told_of_worker(self):
+        """What somebody says of a worker, or an engine of itself; now and then too late."""
+        dice, worker = self.dice, self.dice.below(WORKERS)
+        incarnation = max(0, self.incarnations[worker] - dice.one_in(12))
+        if dice.one_in(2):
+            self.reports += 1 - 3 * dice.one_in(9)
+            return LoadReported(self.now_ns, worker, 0, incarnation, max(0, self.reports), dice.below(600),
+                                dice.below(30), dice.below(4))
+        lease_ns = None if dice.one_in(5) else 1 + dice.below(300_000_000)
+        return WorkerStatusChanged(self.now_ns, worker, incarnation, ("health", "router")[dice.below(2)],
+                                   available=not dice.one_in(4), overloaded=dice.one_in(2), lease_ns=lease_ns)
 
     def progress(self, roll: int):
         """A fact about a running request, now and then about an attempt that is over."""
@@ -148,10 +176,11 @@ class History:
         worker = self.dice.below(WORKERS)
         incarnation = max(0, self.incarnations[worker] - self.dice.one_in(12))
         kind = self.dice.below(9)
+        tier = Tier(self.dice.below(3)) if self.full else Tier.DEVICE
         if kind == 0:
-            return BlocksCleared(self.now_ns, worker, 0, incarnation)
+            return BlocksCleared(self.now_ns, worker, 0, incarnation, tier if self.full else None)
         make = BlocksRemoved if kind < 3 else BlocksStored
-        return make(self.now_ns, worker, 0, incarnation, self.blocks(1 + self.dice.below(12)))
+        return make(self.now_ns, worker, 0, incarnation, self.blocks(1 + self.dice.below(12)), tier)
 
     def blocks(self, length: int):
         """Blocks of six conversations, root to leaf."""
@@ -162,6 +191,12 @@ class History:
         self.count += not dice.one_in(25)          # the rest repeats an id
         prompt = 1 + dice.below(400)
         device = tuple((Rank(dice.below(WORKERS)), dice.below(8)) for _ in range(3)) if dice.one_in(7) else None
+        more = {}
+        if self.full:
+            more["expected_output_tokens"] = dice.below(200) if dice.one_in(2) else None
+            more["preferred_taints"] = (("fast", 0.5), ("large", -0.25)) if dice.one_in(4) else ()
+            more["weights"] = SelectionWeights(0.5, 0.5, 2.0, shared_cache_multiplier=0.5) if dice.one_in(5) else None
+            prompt *= 1 + 9 * dice.one_in(10)
         return Request(
             f"request-{self.count}",
             prompt,
@@ -176,6 +211,7 @@ class History:
             block_hashes=self.blocks(dice.below(-(-prompt // BLOCK_SIZE) + 1)),
             overlap=None if device is None else Overlap(device),
             track_prefill=not dice.one_in(20),
+            **more,
         )
 
     def hear(self, events, actions) -> None:
@@ -194,11 +230,17 @@ class History:
                     self.running.pop(action.request_id, None)
 
 
-def play(arbitration: Arbitration):
+def play(arbitration: Arbitration, full: bool = False):
     """The history on one scheduler: a list of what is recorded of it."""
-    scheduler = Scheduler(SchedulerConfig(
-        block_size=BLOCK_SIZE, profile=profile(arbitration), booking_ttl_ns=4_000_000_000, seed=7))
-    history = History()
+    config = SchedulerConfig(
+        block_size=BLOCK_SIZE, profile=profile(arbitration), booking_ttl_ns=4_000_000_000, seed=7)
+    if full:
+        config = replace(
+            config, capacity=Capacity.STRICT, weights=SelectionWeights(active_request_weight=2.0, temperature=0.25),
+            on_overload=OnOverload.WAIT, overload_wait_ns=200_000_000, prefill_decay=PrefillDecay.LINEAR,
+            predict_ttl_ns=500_000_000, reported_load_ttl_ns=150_000_000)
+    scheduler = Scheduler(config)
+    history = History(full)
     told = hashlib.sha256()
     kinds: dict[str, int] = {}
     record = []
@@ -222,8 +264,9 @@ def play(arbitration: Arbitration):
 
 
 def recorded() -> str:
-    """The record of the history in both modes of arbitration, as JSON text."""
+    """The record of the history in both modes of arbitration, and of the full one, as JSON text."""
     runs = {arbitration.value: play(arbitration) for arbitration in Arbitration}
+    runs["full"] = play(Arbitration.EXACT, full=True)
     text = json.dumps(runs, indent=1)
     for run in runs.values():
         for row in run["record"]:

@@ -42,7 +42,10 @@ def test_another_process(golden, tmp_path, seed):
 
 def test_the_record_is_worth_keeping(golden):
     """It holds every kind of event and action and most reasons, and it grows from line to line."""
-    for run in json.loads(golden).values():
-        assert len(run["kinds"]) == 16
-        assert len(run["rejected"]) >= len(RejectReason) - 1
+    runs = json.loads(golden)
+    assert len(runs["full"]["kinds"]) == 18
+    assert {reason for run in runs.values() for reason in run["rejected"]} == {reason.name for reason in RejectReason}
+    for run in runs.values():
+        assert len(run["kinds"]) >= 16
+        assert len(run["rejected"]) >= 9
         assert len({tuple(row[1:3]) for row in run["record"]}) == BATCHES // STRIDE + 1
