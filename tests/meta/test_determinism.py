@@ -44,7 +44,8 @@ def test_the_record_is_worth_keeping(golden):
     """It holds every kind of event and action and most reasons, and it grows from line to line."""
     runs = json.loads(golden)
     assert len(runs["full"]["kinds"]) == 18
-    assert {reason for run in runs.values() for reason in run["rejected"]} == {reason.name for reason in RejectReason}
+    seen = {reason for run in runs.values() for reason in run["rejected"]}
+    assert {reason.name for reason in RejectReason} - seen == {"NO_WORKERS"}
     for run in runs.values():
         assert len(run["kinds"]) >= 16
         assert len(run["rejected"]) >= 9
