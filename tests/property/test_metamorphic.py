@@ -6,11 +6,12 @@ from collections import Counter
 from dataclasses import replace
 from random import Random
 
+import pytest
 from history import Fleet, fleets
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from oracle import Oracle
-from strategies import duels, flavours, plans
+from strategies import crowds, duels, fadings, flavours, overloads, plans
 from strategies_letters import Resolver, resolved
 
 from kvcore.actions import Dispatch, Ignored
@@ -20,14 +21,17 @@ from kvcore.events import (
     BlocksCleared,
     BlocksRemoved,
     BlocksStored,
+    LoadReported,
     Outcome,
     OutputBlockAdded,
     PrefillCompleted,
     RequestArrived,
     RequestCancelled,
     RequestFinished,
+    Tier,
     TimerFired,
     WorkerRemoved,
+    WorkerStatusChanged,
     WorkerUpserted,
 )
 from kvcore.policy import PolicyClass
@@ -128,19 +132,36 @@ def test_the_origin_of_time_does_not_matter(plan):
     assert play(plan.config, [tuple(map(later, events)) for events in batches]) == play(plan.config, batches)
 
 
-@given(plans(SOUND))
-def test_targeted_rechecks_are_full_rechecks(plan):
-    """An upsert that changes nothing makes every verdict be forgotten: asking all heads again finds nobody else."""
+def same_again(fleet: Fleet, now_ns: int) -> list[AnyEvent]:
+    """An upsert that changes nothing."""
+    return [WorkerUpserted(now_ns, *known) for known in list(fleet.workers.values())[:1]]
+
+
+def nothing_said(fleet: Fleet, now_ns: int) -> list[AnyEvent]:
+    """A source that has never said anything of a worker says that it is well."""
+    return [WorkerStatusChanged(now_ns, worker_id, known[1], "somebody") for worker_id, known in
+            list(fleet.workers.items())[-1:]]
+
+
+@pytest.mark.parametrize("fact", [same_again, nothing_said])
+@pytest.mark.parametrize("flavour", [SOUND, st.one_of(crowds(), fadings(), overloads())], ids=["all", "capacity"])
+@given(data=st.data())
+def test_targeted_rechecks_are_full_rechecks(fact, flavour, data):
+    """A fact about a worker that changes nothing makes every verdict be forgotten: asking all heads finds nobody else.
+
+    Whatever made room: progress, decay, reports and their end, marks and theirs.
+    """
+    plan = data.draw(plans(flavour))
     run = resolved(plan, Oracle(plan.config))
     targeted, full = Scheduler(plan.config), Scheduler(plan.config)
     for (events, _), (_, *seen) in zip(run.steps, fleets(run), strict=True):
         more = []
         for event, fleet in zip(events, seen, strict=True):
-            more.append(event)
-            more += [WorkerUpserted(event.now_ns, *known) for known in list(fleet.workers.values())[:1]]
+            more += [event, *fact(fleet, event.now_ns)]
         assert full.step_many(more) == targeted.step_many(events)
         assert full.digest() == targeted.digest()
         assert full.stats() == targeted.stats()
+        assert full.next_deadline_ns == targeted.next_deadline_ns
 
 
 def stale(random: Random, now_ns: int, fleet: Fleet, names: list[str], ended: list[tuple[str, int]]) -> AnyEvent:
@@ -154,8 +175,9 @@ def stale(random: Random, now_ns: int, fleet: Fleet, names: list[str], ended: li
     ranks = sorted((worker_id, dp_rank, incarnation + 1) for (worker_id, dp_rank), incarnation in
                    fleet.incarnations().items())
     place = random.choice([*ranks, (NO_WORKER, 0, 0)])
-    choices += [BlocksStored(now_ns, *place, (11, 12)), BlocksRemoved(now_ns, *place, (11,)),
-                BlocksCleared(now_ns, *place)]
+    choices += [BlocksStored(now_ns, *place, (11, 12), random.choice(list(Tier))), BlocksRemoved(now_ns, *place, (11,)),
+                BlocksCleared(now_ns, *place), LoadReported(now_ns, *place, 2**53, 2**53, 2**53, 2**53),
+                WorkerStatusChanged(now_ns, place[0], place[2], available=False)]
     choices += [WorkerUpserted(now_ns, replace(config, dp_size=1, max_batched_tokens=1), incarnation - 1)
                 for config, incarnation in fleet.workers.values() if incarnation > 0]
     return random.choice(choices)
