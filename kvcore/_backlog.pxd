@@ -37,7 +37,7 @@ cdef class Backlog:
     cdef bint knows(self, str policy_class) except -1
     cdef void begin_batch(self) noexcept
     cdef int store(self, slot_t slot) except -1
-    cdef int look_again(self, slot_t slot) except -1
+    cdef int look_again(self, slot_t slot, ns_t idle_until_ns) except -1
     cdef int remove(self, slot_t slot) except -1
     cdef slot_t still_waiting(self, int64_t i) noexcept
     cdef slot_t next_leftover(self) noexcept

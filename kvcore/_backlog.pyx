@@ -12,7 +12,7 @@ from kvcore._keys cimport fill_key, order_named
 from kvcore._lanes cimport ClassQueue, waiting_t
 from kvcore._load cimport RANK_OPEN
 from kvcore._requests cimport STATE_WAITING, request_t
-from kvcore._types cimport NEVER_NS, NO_SLOT, NS_END, int32_t, resize
+from kvcore._types cimport NEVER_NS, NO_SLOT, NS_END, ceil_div, int32_t, resize
 from kvcore.actions cimport make_reject
 
 from kvcore.actions import RejectReason
@@ -88,10 +88,13 @@ cdef class Backlog:
             return NEVER_NS
         return last_ns + self._look_every_ns if last_ns + self._look_every_ns < NS_END else NEVER_NS
 
-    cdef int look_again(self, slot_t slot) except -1:
-        """The look of a waiting request that was due first has been taken."""
+    cdef int look_again(self, slot_t slot, ns_t idle_until_ns) except -1:
+        """The look of a waiting request that was due first has been taken; looks before idle_until_ns can be left out."""
         cdef request_t* row = &self._requests.rows[slot]
-        return self._requests.look_again(slot, self._next_look_ns(row, row.look_ns))
+        cdef ns_t last_ns = row.look_ns
+        if idle_until_ns > last_ns + self._look_every_ns:
+            last_ns += (ceil_div(idle_until_ns - last_ns, self._look_every_ns) - 1) * self._look_every_ns
+        return self._requests.look_again(slot, self._next_look_ns(row, last_ns))
 
     cdef int remove(self, slot_t slot) except -1:
         """Take a waiting request out of its class; its row stays live."""

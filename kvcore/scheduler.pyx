@@ -200,7 +200,7 @@ cdef class Scheduler:
             if due_ns == self.requests.first_deadline_ns():
                 self._give_up(self.requests.first_deadline(), RejectReason.DEADLINE_EXPIRED, out)
             elif due_ns == self.requests.first_look_ns():
-                self._look(self.requests.first_look(), out)
+                self._look(self.requests.first_look(), now_ns, out)
             else:
                 self._expire(self.requests.first_progress(), out)
             due_ns = self._first_due_ns()
@@ -213,10 +213,15 @@ cdef class Scheduler:
         self.backlog.remove(slot)
         return self._reject(slot, self.backlog.refused(slot, self.requests.ids.id_of(slot), reason), out)
 
-    cdef int _look(self, slot_t slot, list out) except -1:
-        """A waiting request is looked at: are all its ranks overloaded? (DESIGN D7)."""
+    cdef int _look(self, slot_t slot, ns_t now_ns, list out) except -1:
+        """A waiting request is looked at: are all its ranks overloaded? (DESIGN D7). now_ns: of the event.
+
+        Nothing changes before the next lease ends, so the looks until then would find the same.
+        """
         reason = self.placement.overload(slot)
-        return self.backlog.look_again(slot) if reason is None else self._give_up(slot, reason, out)
+        if reason is not None:
+            return self._give_up(slot, reason, out)
+        return self.backlog.look_again(slot, min(now_ns + 1, self.fleet.marks.first_end_ns()))
 
     cdef int _expire(self, slot_t slot, list out) except -1:
         """A booking has made no progress for too long, or an eviction has not been answered."""

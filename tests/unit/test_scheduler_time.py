@@ -7,7 +7,14 @@ from hypothesis import strategies as st
 from stories import Story, arrive, profile, short
 
 from kvcore.actions import Dispatch, Evict, EvictReason, Reject, RejectReason
-from kvcore.events import OutputBlockAdded, PrefillCompleted, RequestCancelled, RequestFinished
+from kvcore.config import OnOverload
+from kvcore.events import (
+    OutputBlockAdded,
+    PrefillCompleted,
+    RequestCancelled,
+    RequestFinished,
+    WorkerStatusChanged,
+)
 from kvcore.request import Rank
 
 NS_LAST = 2**62 - 1
@@ -269,3 +276,18 @@ def test_time_alone_brings_everything_to_rest(requests, ttl_ns):
     stats = story.core.stats()
     assert (story.core.next_deadline_ns, stats.live_requests, story.loads()) == (None, 0, [(1, 0, 0, 0, 0)])
     assert stats.evicted == stats.dispatched
+
+
+def test_looks_cost_nothing_while_nothing_changes():
+    """2^61 looks pass between two events; only those after the end of a lease can find something else."""
+    story = Story(
+        1, 2, profile=profile(prefill_busy_threshold=0), on_overload=OnOverload.WAIT, overload_wait_ns=1)
+    story.arrive("x", pinned=Rank(1))
+    story.many(WorkerStatusChanged(0, 2, 0, "a", False, False, 2**60))
+    assert short(story.arrive("a")) == "P a"
+    assert story.core.next_deadline_ns == 1
+    assert story.tick(2**59) == ()
+    assert story.core.next_deadline_ns == 2**59 + 1
+    story.many(*[WorkerStatusChanged(2**59, worker, 0, "b", True, True) for worker in (1, 2)])
+    assert short(story.tick(2**61)) == "ALL_ELIGIBLE_OVERLOADED a"
+    assert story.core.next_deadline_ns is None
