@@ -188,8 +188,10 @@ def child(ranks: int, blocks: int, holders: int) -> dict:
         start = time.thread_time_ns()
         index.adds(mine, rank)
         spent += time.thread_time_ns() - start
+    grown = max(0, resident() - before)
+    most = peak() - before if peak() > peak_before else grown
     return {"pairs": index.pairs, "blocks": index.blocks, "mixed": index.mixed, "asked": sum(index.memory().values()),
-            "grown": max(0, resident() - before), "peak": max(0, peak() - peak_before), "ns": spent}
+            "grown": grown, "peak": most, "ns": spent}
 
 
 def resident() -> int:

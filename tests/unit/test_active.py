@@ -119,6 +119,19 @@ def test_one_block_on_every_rank():
     assert blocks.match([5]) == dict.fromkeys(range(1, 3_000, 2), 1)
 
 
+@pytest.mark.parametrize(("one", "other"), [((43, 21_927), (43, 38_193)), ((171_169, 0), (1_442_053, 0))])
+def test_pairs_are_told_apart_where_their_mixed_keys_look_alike(one, other):
+    """Both have the same home in a small table, and the same high half of the key."""
+    blocks = made(38_194)
+    row = blocks.acquire(*one)
+    assert blocks.find(*other) is None
+    assert blocks.acquire(*other) != row
+    assert blocks.row(blocks.find(*one))[:3] == (*one, 1)
+    assert blocks.row(blocks.find(*other))[:3] == (*other, 1)
+    assert blocks.release(row)
+    assert (blocks.find(*one), blocks.find(*other) is None) == (None, False)
+
+
 def test_memory_comes_and_goes():
     blocks = made(10)
     blocks.acquires(range(10), 0)

@@ -78,7 +78,7 @@ def test_a_set_between_two_sizes_keeps_its_memory():
 
 
 def test_room_for_ranks_grows_while_they_hold_blocks():
-    """A bitset made for fewer ranks grows when a later one joins, or becomes an array where that is smaller now."""
+    """A bitset made for fewer ranks says so, and grows when a later one joins, or becomes an array if smaller now."""
     index = made(64)
     for name, size in ((1, 64), (2, 3), (3, 2)):
         for rank in range(size):
@@ -86,6 +86,9 @@ def test_room_for_ranks_grows_while_they_hold_blocks():
     assert [index.shape(name) for name in (1, 2, 3)] == ["many", "many", "few"]
     index.reserve(1_000)
     assert index.match([1, 2, 3]) == {0: 3, 1: 3, 2: 2} | dict.fromkeys(range(3, 64), 1)
+    for rank in range(1_000):
+        index.add(4, rank)
+    assert index.match([4, 1]) == dict.fromkeys(range(1_000), 1) | dict.fromkeys(range(64), 2)
     for name in (1, 2, 3):
         assert not index.holds(name, 999)
         assert not index.remove(name, 999)
@@ -130,24 +133,30 @@ def test_a_small_live_set_among_many_names():
     assert index.memory()["logs"] <= 8 * 48
 
 
-def test_blocks_that_come_and_go_are_in_a_log_once_after_all():
-    """The same forty blocks again and again: what a purge forgets is each of them once."""
-    index = made(2)
+@pytest.mark.parametrize("others", [1, 4, 30])
+def test_blocks_that_come_and_go_are_in_a_log_once_after_all(others):
+    """The same forty blocks again and again, whatever the shape of their sets: a log has room for little more."""
+    index = made(100)
+    for rank in range(1, others + 1):
+        index.adds(range(40), rank)
+    base = index.memory()["logs"]
     for _ in range(50):
-        for name in range(40):
-            assert index.add(name, 0)
-        index.add(0, 1)
-        for name in range(0, 40, 3):
-            assert index.remove(name, 0)
-        assert index.memory()["logs"] <= 8 * 300
-        for name in range(0, 40, 3):
-            assert index.add(name, 0)
-        for name in range(40):
-            assert index.remove(name, 0)
-    for name in range(40):
-        index.add(name, 0)
+        assert index.adds(range(40), 0) == 40
+        for _ in range(9):
+            assert index.removes(range(0, 40, 3), 0) == 14
+            assert index.adds(range(0, 40, 3), 0) == 14
+        assert index.memory()["logs"] <= base + 8 * 1.5 * (2 * 40 + 20)
+        assert index.removes(range(40), 0) == 40
+    index.purge(0)
+    assert index.adds(range(40), 0) == 40
+    for _ in range(45):
+        index.remove(0, 0)
+        index.add(0, 0)
+    assert index.removes(range(1, 40), 0) == 39
+    assert index.memory()["logs"] <= base + 8 * 30  # it names block 0 once
+    assert index.adds(range(40), 0) == 39
     assert index.purge(0) == 40
-    assert index.match([0]) == {1: 1}
+    assert index.match([0]) == dict.fromkeys(range(1, others + 1), 1)
 
 
 @pytest.mark.parametrize("end", ["remove", "purge"])
