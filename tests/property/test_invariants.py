@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from checkers import faults_of
 from hypothesis import given
+from hypothesis import strategies as st
 from lockstep import load_rows
 from oracle import Oracle
 from recording import Run, as_code, record
-from strategies import detours, duels, flavours, plans
+from strategies import choices, crowds, detours, duels, fadings, flavours, overloads, plans
 from strategies_letters import resolved
 
-from kvcore.events import RequestCancelled, TimerFired
+from kvcore.events import OutputBlockAdded, RequestCancelled, TimerFired, WorkerUpserted
+from kvcore.policy import Capacity
 from kvcore.scheduler import Scheduler
 
 SOUND = flavours(broken=False)
@@ -36,6 +40,22 @@ def test_checkers_hold_where_classes_compete(plan):
 def test_checkers_hold_where_requests_overtake(plan):
     batches = batches_of(resolved(plan, Oracle(plan.config)))
     assert faults_of(record(Scheduler(plan.config), batches)) == [], as_code(plan.config, batches)
+
+
+@given(plans(st.one_of(crowds(), overloads(), fadings(), choices())))
+def test_checkers_hold_where_room_is_scarce(plan):
+    batches = batches_of(resolved(plan, Oracle(plan.config)))
+    assert faults_of(record(Scheduler(plan.config), batches)) == [], as_code(plan.config, batches)
+
+
+@given(plans(crowds()))
+def test_strict_capacity_is_never_exceeded(plan):
+    """Unless somebody takes away what was there, or an answer grows beyond what was foreseen."""
+    scheduler = Scheduler(replace(plan.config, profile=replace(plan.config.profile, capacity=Capacity.STRICT)))
+    for number, (events, _) in enumerate(resolved(plan, Oracle(plan.config)).steps):
+        unforeseen = (OutputBlockAdded, WorkerUpserted) if number else OutputBlockAdded
+        scheduler.step_many([TimerFired(event.now_ns) if isinstance(event, unforeseen) else event for event in events])
+        assert scheduler.stats().over_cap_ranks == 0
 
 
 @given(plans(SOUND))
