@@ -4,45 +4,22 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 
 import pytest
 from bound_stories import CONFIG, STORIES
-from hypothesis import Phase, given, settings
-from lockstep import LOAD_FIELDS, POTENTIAL_FIELDS, Difference, play
+from hypothesis import given, settings
+from lockstep import Difference, play
 from oracle import Oracle
 from oracle_ledger import ONE, leading
-from oracle_state import RankState
-from oracle_time import DEADLINE, LEASE
-from strategies import anything, caches, choices, crowds, detours, duels, fadings, overloads, plans, rushes
-from strategies_letters import Resolver
+from oracle_time import DEADLINE
+from stand_in import StandIn, corpus, differs
+from strategies import anything, caches, detours, duels, plans, rushes
 
 from kvcore import config, events, policy, request
 from kvcore.actions import EvictReason, RejectReason
 from kvcore.events import Tier
 from kvcore.policy import Arbitration
-
-
-class StandIn(Oracle):
-    """The oracle in the place of the core."""
-
-    def digest(self) -> str:
-        queue = self.queue
-        live = sorted((name, x.state, x.attempt, x.rank, x.progress_ns) for name, x in self.live.items())
-        return repr((queue.cursor, queue.paid, queue.carry, [c.deficit for c in queue.classes], self.generator.state,
-                     self.next_attempt, self.next_seq, live, self.workers,
-                     [(rank, vars(load)) for rank, load in self.loads_by_rank.items()],
-                     [(rank, [sorted(names) for names in cache.told.values()]) for rank, cache in self.index.items()]))
-
-    def audit(self) -> list[str]:
-        return []
-
-    def loads(self):
-        return [dict(zip(LOAD_FIELDS, row, strict=True)) for row in super().loads()]
-
-    def potential_loads(self, request):
-        names = (*POTENTIAL_FIELDS, "cost")
-        return [dict(zip(names, row, strict=True)) for row in super().potential_loads(request)]
 
 
 class OneDrawForAll(StandIn):
@@ -284,141 +261,8 @@ class OtherLanesOvertakeFreely(StandIn):
         super()._place(live)
 
 
-class LeaseOneLate(StandIn):
-    def _dues(self):
-        return [(due + (kind == LEASE), kind, *rest) for due, kind, *rest in super()._dues()]
-
-
-class SourcesReplaceEachOther(StandIn):
-    def _status_changed(self, event):
-        super()._status_changed(replace(event, source=""))
-
-
-class RestartsKeepMarks(StandIn):
-    def _upserted(self, event):
-        known = self.workers.get(event.config.worker_id)
-        super()._upserted(event)
-        if known is not None:
-            self.workers[event.config.worker_id].marks = known.marks
-
-
-class LeasedIsGone(StandIn):
-    def _state(self, rank):
-        state = super()._state(rank)
-        return RankState.GONE if state is RankState.LEASED else state
-
-
-class OverloadedIsOpen(StandIn):
-    def _state(self, rank):
-        state = super()._state(rank)
-        return RankState.OPEN if state is RankState.OVERLOADED else state
-
-
-class LooksForOverloadOnce(StandIn):
-    def _look_for_overload(self, live, until_ns):
-        super()._look_for_overload(live, until_ns)
-        live.look_ns = None
-
-
-class RoomWhenExactlyFullIsNone(StandIn):
-    def _has_room(self, request, rank):
-        full = self._held(rank) + self._need(request) - self._depth(request, rank)
-        return super()._has_room(request, rank) and full != self.workers[rank[0]].config.total_kv_blocks
-
-
-class SharedPromptsNeedRoomTwice(StandIn):
-    def _depth(self, request, rank):
-        return 0
-
-
-class ReservesAreNotHeld(StandIn):
-    def _reserve(self, request):
-        return 0
-
-
-class TooLargeWaits(StandIn):
-    def _fits_somewhere(self, request, ranks):
-        return True
-
-
-class DecayGoesOnIntoTheNext(StandIn):
-    """An oldest prefill that has had its time eats into those behind it, as in the reference."""
-
-    def _own_tokens(self, rank, now_ns=None):
-        load, rate = self.loads_by_rank[rank], self._rate(rank)
-        if rate is None or not load.prefilling:
-            return super()._own_tokens(rank, now_ns)
-        gone_ns = (self.now_ns if now_ns is None else now_ns) - load.anchor_ns
-        return max(0, load.prefill_tokens - load.prefilling[0].prefill_tokens * gone_ns // load.front_ns(rate))
-
-
-class CancelsGiveCredit(StandIn):
-    def _release(self, live, completed):
-        super()._release(live, True)
-
-
-class AnchorStaysWithTheNext(StandIn):
-    def _progressed(self, event):
-        live = self.live.get(event.request_id)
-        load = self.loads_by_rank.get(live.rank) if live is not None and live.rank is not None else None
-        before = load and load.anchor_ns
-        super()._progressed(event)
-        if load is not None:
-            load.anchor_ns = before
-
-
-class CrossesOneLate(StandIn):
-    def _crossing_ns(self, item, rank):
-        due_ns = super()._crossing_ns(item, rank)
-        return None if due_ns is None else due_ns + 1
-
-
-class ReportsEraseBookings(StandIn):
-    def _load_reported(self, event):
-        super()._load_reported(event)
-        rank = (event.worker_id, event.dp_rank)
-        report = self.loads_by_rank[rank].report if rank in self.loads_by_rank else None
-        if report is not None and report.end_ns is not None:
-            report.foreign = (report.prefill_tokens - self._own_tokens(rank), *report.foreign[1:])
-
-
-class ReportsInAnyOrder(StandIn):
-    def _load_reported(self, event):
-        load = self.loads_by_rank.get((event.worker_id, event.dp_rank))
-        if load is not None and load.report is not None:
-            load.report.sequence = -1
-        super()._load_reported(event)
-
-
-class HostFromTheRoot(StandIn):
-    def _found(self, request, rank):
-        found = super()._found(request, rank)
-        if request.overlap is None:
-            found = replace(found, host=leading(request.block_hashes, self.index[rank].told[Tier.HOST]))
-        return found
-
-
-class RootIsForgottenFirst(StandIn):
-    def _use_blocks(self, live):
-        request = live.request
-        live.request = replace(request, block_hashes=request.block_hashes[::-1])
-        super()._use_blocks(live)
-        live.request = request
-
-
-class IgnoresPreferences(StandIn):
-    def _cost(self, request, *rest):
-        return super()._cost(replace(request, preferred_taints=()), *rest)
-
-
-class IgnoresOwnWeights(StandIn):
-    def _weights(self, request):
-        return self.config.weights
-
-
 #: Theme of the plans that a fault should meet, and the faults.
 SWARM, DUELS, RUSHES, CACHES, DETOURS = anything(broken=False), duels(), rushes(), caches(), detours()
-CROWDS, OVERLOADS, FADINGS, CHOICES = crowds(), overloads(), fadings(), choices()
 MUTANTS = {
     OneDrawForAll: SWARM,
     LastComeOfEquals: SWARM,
@@ -450,55 +294,9 @@ MUTANTS = {
     LimitOneTooMany: RUSHES,
     ChargesRefusedPops: RUSHES,
     WindowOf31: RUSHES,
-    LeaseOneLate: OVERLOADS,
-    SourcesReplaceEachOther: OVERLOADS,
-    RestartsKeepMarks: OVERLOADS,
-    LeasedIsGone: OVERLOADS,
-    OverloadedIsOpen: OVERLOADS,
-    LooksForOverloadOnce: OVERLOADS,
-    RoomWhenExactlyFullIsNone: CROWDS,
-    SharedPromptsNeedRoomTwice: CROWDS,
-    ReservesAreNotHeld: CROWDS,
-    TooLargeWaits: CROWDS,
-    DecayGoesOnIntoTheNext: FADINGS,
-    CancelsGiveCredit: FADINGS,
-    AnchorStaysWithTheNext: FADINGS,
-    CrossesOneLate: FADINGS,
-    ReportsEraseBookings: FADINGS,
-    ReportsInAnyOrder: FADINGS,
-    HostFromTheRoot: CHOICES,
-    RootIsForgottenFirst: CHOICES,
-    IgnoresPreferences: CHOICES,
-    IgnoresOwnWeights: CHOICES,
 }
 #: Faults that random plans seldom meet.
 STORY_MUTANTS = (RemembersWhoStoodAside,)
-PLANS = 200
-
-
-@cache
-def corpus(theme):
-    """The same plans for every mutant of a theme, with what the oracle says: [(events, actions, next_deadline_ns)]."""
-    told = []
-
-    @settings(max_examples=PLANS, derandomize=True, database=None, phases=[Phase.generate])
-    @given(plans(theme))
-    def collect(plan):
-        oracle = Oracle(plan.config)
-        rows = [(batch, oracle.step_many(batch), oracle.next_deadline_ns)
-                for batch in Resolver(plan, oracle).batches()]
-        told.append((plan, rows))
-
-    collect()
-    return told
-
-
-def differs(mutant, plan, rows) -> bool:
-    scheduler = mutant(plan.config)
-    return any((scheduler.step_many(batch), scheduler.next_deadline_ns) != (wanted, due_ns)
-               for batch, wanted, due_ns in rows)
-
-
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)
 def test_mutant_is_found(mutant):
     assert any(differs(mutant, *told) for told in corpus(MUTANTS[mutant]))
