@@ -99,11 +99,13 @@ cdef class Overlaps:
         """Depths in the fleet's indexes; without lower tiers and predictions the index's own array serves as it is."""
         cdef Fleet fleet = self._fleet
         cdef bint lower = fleet.host.pairs > 0 or fleet.disk.pairs > 0
+        cdef int32_t reach = 0     # no rank's blocks so far go on beyond it
         cdef slot_t i, rank
         if not fleet.indexed and fleet.predicted is None:
             return 0
         if fleet.indexed:
             fleet.device.match(row.path, row.path_length, row.serial)
+            reach = fleet.device.reach
             for i in range(fleet.device.matches):
                 self._list(fleet.device.matched[i])
             if not lower and fleet.predicted is None:
@@ -116,13 +118,15 @@ cdef class Overlaps:
         self._written = True
         if fleet.predicted is not None:
             fleet.predicted.index.match(row.path, row.path_length, row.serial)
+            reach = max(reach, fleet.predicted.index.reach)
             for i in range(fleet.predicted.index.matches):
                 rank = fleet.predicted.index.matched[i]
                 self._device[rank] = max(self._device[rank], fleet.predicted.index.depth[rank])
                 self._list(rank)
         if not lower:
             return 0
-        fleet.host.match_on(row.path, row.path_length, self._device)
+        fleet.host.match_on(row.path, row.path_length, self._device, reach)
+        reach = max(reach, fleet.host.reach)
         for i in range(fleet.host.matches):
             rank = fleet.host.matched[i]
             self._host[rank] = fleet.host.depth[rank]
@@ -130,7 +134,7 @@ cdef class Overlaps:
         for i in range(self.count):
             rank = self.ranks[i]
             self._start[rank] = self._device[rank] + self._host[rank]
-        fleet.disk.match_on(row.path, row.path_length, self._start)
+        fleet.disk.match_on(row.path, row.path_length, self._start, reach)
         for i in range(fleet.disk.matches):
             rank = fleet.disk.matched[i]
             self._disk[rank] = fleet.disk.depth[rank]
