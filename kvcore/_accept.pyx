@@ -14,8 +14,9 @@ from kvcore.config import weights_fault
 from kvcore.errors import InvalidEvent
 from kvcore.events import Outcome, Tier
 from kvcore.events cimport (
-    BlocksCleared, BlocksRemoved, BlocksStored, Event, LoadReported, OutputBlockAdded, PrefillCompleted,
-    RequestArrived, RequestCancelled, RequestFinished, TimerFired, WorkerRemoved, WorkerStatusChanged, WorkerUpserted)
+    BlocksCleared, BlocksRemoved, BlocksStored, CapacityHinted, DispatchAccepted, DispatchFailed, Drained, Event,
+    LoadReported, OutputBlockAdded, PrefillCompleted, RequestArrived, RequestCancelled, RequestFinished, TimerFired,
+    WorkerRemoved, WorkerStatusChanged, WorkerUpserted)
 from kvcore.request cimport Overlap, Rank, Request, WorkerConfig
 
 cdef extern from "Python.h":
@@ -83,6 +84,17 @@ cdef int _check(Event event, int64_t block_size) except -1:
             _check_status(<WorkerStatusChanged>event)
         case LoadReported():
             _check_report(<LoadReported>event)
+        case DispatchAccepted():
+            _check_run((<DispatchAccepted>event).request_id, (<DispatchAccepted>event).attempt)
+        case DispatchFailed():
+            _check_run((<DispatchFailed>event).request_id, (<DispatchFailed>event).attempt)
+        case CapacityHinted():
+            for rank in (<CapacityHinted>event).ranks or ():
+                if not isinstance(rank, Rank):
+                    raise ValueError(f"ranks must hold Ranks, not {rank!r}")
+        case Drained():
+            if not 0 <= (<Drained>event).deadline_ns < NS_END:
+                raise ValueError(f"deadline_ns must be 0..2^62-1, not {(<Drained>event).deadline_ns}")
         case TimerFired():
             pass
         case _:

@@ -27,6 +27,8 @@ class RejectReason(IntEnum):
     PINNED_WORKER_OVERLOADED = 11
     ALL_ELIGIBLE_OVERLOADED = 12
     TOO_LARGE = 13
+    SHUTTING_DOWN = 14
+    RETRIES_EXHAUSTED = 15
 
 
 class ParkReason(IntEnum):
@@ -40,6 +42,7 @@ class EvictReason(IntEnum):
 
     WORKER_REMOVED = 1
     BOOKING_EXPIRED = 2
+    DRAIN_DEADLINE = 3
 
 
 class IgnoredReason(IntEnum):
@@ -102,7 +105,7 @@ class Park(Action):
 
 @dataclass(frozen=True)
 class Evict(Action):
-    """The booking is gone, the request is still live: answer with RequestFinished or RequestCancelled.
+    """The booking is gone, the request is still live: answer with DispatchFailed, RequestFinished or RequestCancelled.
 
     Unanswered for booking_ttl_ns the request ends aborted.
     """

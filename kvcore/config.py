@@ -86,6 +86,7 @@ class SchedulerConfig:
         also forgets the least recently used blocks above that number.
     reported_load_ttl_ns: how long a LoadReported counts; None: reports are shown by `loads` and count for nothing.
     capacity: instead of the profile's, if given (DESIGN D8).
+    attempts_max: dispatches of one request, >= 1; another retry is answered RETRIES_EXHAUSTED (DESIGN D11).
     """
 
     block_size: int = 16
@@ -103,6 +104,7 @@ class SchedulerConfig:
     predict_ttl_ns: int | None = None
     reported_load_ttl_ns: int | None = None
     capacity: Capacity | None = None
+    attempts_max: int = 8
 
     def __post_init__(self) -> None:
         if not _is_int(self.block_size) or not 1 <= self.block_size <= 2**31 - 1:
@@ -113,6 +115,8 @@ class SchedulerConfig:
             ttl = getattr(self, name)
             if ttl is not None and (not _is_int(ttl) or not 1 <= ttl < 2**62):
                 raise InvalidConfig(f"{name} must be 1..2^62-1 or None, not {ttl!r}")
+        if not _is_int(self.attempts_max) or not 1 <= self.attempts_max <= 2**31 - 1:
+            raise InvalidConfig(f"attempts_max must be 1..2^31-1, not {self.attempts_max!r}")
         if not _is_int(self.overload_wait_ns) or not 1 <= self.overload_wait_ns < 2**62:
             raise InvalidConfig(f"overload_wait_ns must be 1..2^62-1, not {self.overload_wait_ns!r}")
         frac = self.default_busy_threshold_frac

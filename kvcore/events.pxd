@@ -19,6 +19,19 @@ cdef class RequestCancelled(Event):
 
 
 @cython.final
+cdef class DispatchAccepted(Event):
+    cdef readonly str request_id
+    cdef readonly int64_t attempt
+
+
+@cython.final
+cdef class DispatchFailed(Event):
+    cdef readonly str request_id
+    cdef readonly int64_t attempt
+    cdef readonly bint retry
+
+
+@cython.final
 cdef class PrefillCompleted(Event):
     cdef readonly str request_id
     cdef readonly int64_t attempt
@@ -95,6 +108,16 @@ cdef class LoadReported(Event):
     cdef readonly int64_t prefill_tokens
     cdef readonly int64_t blocks
     cdef readonly int64_t requests
+
+
+@cython.final
+cdef class CapacityHinted(Event):
+    cdef readonly tuple ranks                  # of Rank, or None
+
+
+@cython.final
+cdef class Drained(Event):
+    cdef readonly int64_t deadline_ns
 
 
 @cython.final

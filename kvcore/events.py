@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import TypeAlias
 
-from kvcore.request import Request, WorkerConfig
+from kvcore.request import Rank, Request, WorkerConfig
 
 
 class Outcome(IntEnum):
@@ -55,6 +55,29 @@ class RequestCancelled(Event):
     """
 
     request_id: str
+
+
+@dataclass(frozen=True)
+class DispatchAccepted(Event):
+    """The backend has taken the request. Any progress implies it; a repeat, or after progress: stale."""
+
+    request_id: str
+    attempt: int
+
+
+@dataclass(frozen=True)
+class DispatchFailed(Event):
+    """The backend has not taken the request, or has lost it: its booking is undone exactly. The answer to an Evict.
+
+    retry: put it back where it was in its class, if attempts_max, deadline and fleet allow it (DESIGN D11): yields
+        Dispatch, Park or Reject. A WorkerStatusChanged with a lease, before it in the same batch, keeps it from going
+        straight back. Without retry the request ends aborted.
+    Unknown id or other attempt: stale.
+    """
+
+    request_id: str
+    attempt: int
+    retry: bool = False
 
 
 @dataclass(frozen=True)
@@ -187,6 +210,23 @@ class LoadReported(Event):
 
 
 @dataclass(frozen=True)
+class CapacityHinted(Event):
+    """Somebody has seen room: heads that may use these ranks are judged again. None, or a rank not known: all are."""
+
+    ranks: tuple[Rank, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Drained(Event):
+    """Nothing more is let in, and what waits is rejected (SHUTTING_DOWN). Running requests may finish.
+
+    deadline_ns: when those that still run are evicted; in the past: at once. A later Drained replaces it.
+    """
+
+    deadline_ns: int
+
+
+@dataclass(frozen=True)
 class TimerFired(Event):
     """Only time has passed. A spurious one is a no-op."""
 
@@ -194,6 +234,8 @@ class TimerFired(Event):
 AnyEvent: TypeAlias = (
     RequestArrived
     | RequestCancelled
+    | DispatchAccepted
+    | DispatchFailed
     | PrefillCompleted
     | OutputBlockAdded
     | RequestFinished
@@ -204,5 +246,7 @@ AnyEvent: TypeAlias = (
     | BlocksCleared
     | WorkerStatusChanged
     | LoadReported
+    | CapacityHinted
+    | Drained
     | TimerFired
 )

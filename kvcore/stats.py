@@ -30,6 +30,7 @@ class SchedulerStats:
 
     rejected: by reason name, only reasons that occurred. unknown_class_names: arrivals whose class name named nothing.
     index_blocks: blocks that engines told the KV index of, counted once per rank and tier that holds them.
+    retried: requests put back after a failed dispatch, each time.
     over_cap_ranks: ranks whose bookings exceed their caps, by growth or because caps were lowered.
     """
 
@@ -48,4 +49,5 @@ class SchedulerStats:
     ranks: int
     index_blocks: int
     over_cap_ranks: int
+    retried: int
     classes: tuple[ClassStats, ...]
