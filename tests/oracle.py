@@ -1,10 +1,10 @@
 """The oracle: the whole scheduler once more in plain, slow, obvious Python, written from the design, not from the core.
 
-It owns the order of things inside a step: advance time, apply, settle, park; and how facts change what it remembers.
-Its parts: time in oracle_time, classes and limits in oracle_limits, who may be used and what it costs in
-oracle_capacity. Below them: queues in oracle_queue, load in oracle_ledger, caches in oracle_index, the numbers of a
-choice in oracle_cost, refused events in oracle_validate, the rest of what it remembers in oracle_state. It imports
-values only, and `Scheduler` never.
+It owns the order of things inside a step: advance time, apply, settle, park; and what becomes of a request. Its parts:
+time in oracle_time, second attempts and the end in oracle_retry, facts of workers in oracle_fleet, classes and limits
+in oracle_limits, who may be used and what it costs in oracle_capacity. Below them: queues in oracle_queue, load in
+oracle_ledger, caches in oracle_index, the numbers of a choice in oracle_cost, refused events in oracle_validate, the
+rest of what it remembers in oracle_state. It imports values only, and `Scheduler` never.
 """
 
 from __future__ import annotations
@@ -14,20 +14,26 @@ import pickle
 from collections import deque
 
 from oracle_capacity import Decisions, RankName
+from oracle_fleet import FleetFacts
 from oracle_index import RankCache
-from oracle_ledger import RankLoad, Report, WyRand, ceil_div, sequence_hashes
+from oracle_ledger import RankLoad, WyRand, ceil_div, sequence_hashes
 from oracle_limits import Limits
 from oracle_queue import Entry, PolicyQueue, sort_key
-from oracle_state import ClassStats, Live, Mark, Stats, Worker
+from oracle_retry import Retries
+from oracle_state import ClassStats, Live, Stats, Worker
 from oracle_time import Time
 from oracle_validate import check_batch
 
 from kvcore.actions import Dispatch, Evict, EvictReason, Ignored, Park, Reject, RejectReason
-from kvcore.config import IndexMode, SchedulerConfig
+from kvcore.config import SchedulerConfig
 from kvcore.events import (
     BlocksCleared,
     BlocksRemoved,
     BlocksStored,
+    CapacityHinted,
+    DispatchAccepted,
+    DispatchFailed,
+    Drained,
     LoadReported,
     Outcome,
     OutputBlockAdded,
@@ -35,7 +41,7 @@ from kvcore.events import (
     RequestArrived,
     RequestCancelled,
     RequestFinished,
-    Tier,
+    TimerFired,
     WorkerRemoved,
     WorkerStatusChanged,
     WorkerUpserted,
@@ -45,7 +51,7 @@ from kvcore.request import Request
 R = RejectReason
 
 
-class Oracle(Time, Limits, Decisions):
+class Oracle(Time, Retries, FleetFacts, Limits, Decisions):
     """Same events, same actions as the core; see DESIGN 3 for the contract of `step`."""
 
     def __init__(self, config: SchedulerConfig | None = None) -> None:
@@ -66,6 +72,9 @@ class Oracle(Time, Limits, Decisions):
         self.counts = Stats()
         self.class_counts = [ClassStats(item.name) for item in self.profile.classes]
         self.actions: list = []
+        self.queued: set[Live] = set()          # by this batch, anew or again
+        self.draining = False
+        self.drain_ns: int | None = None        # when those that still run are evicted; None: not, or not again
 
     # The door.
 
@@ -76,15 +85,13 @@ class Oracle(Time, Limits, Decisions):
         check_batch(events, self.now_ns, self.config.block_size)
         if not events:
             return ()
-        first_seq = self.next_seq
         for event in events:
             self._advance(event.now_ns)
             self._apply(event)
         self._settle()
-        for live in self._waiting():
-            if live.seq >= first_seq:
-                self.actions.append(Park(live.request.request_id, live.class_index))
+        self.actions += [Park(x.request.request_id, x.class_index) for x in self._waiting() if x in self.queued]
         answers, self.actions = tuple(self.actions), []
+        self.queued.clear()
         return answers
 
     def peek(self, request: Request):
@@ -95,19 +102,6 @@ class Oracle(Time, Limits, Decisions):
 
     def _check_request(self, request: Request) -> None:
         check_batch((RequestArrived(self.now_ns, request),), self.now_ns, self.config.block_size)
-
-    def loads(self) -> list[tuple[int, ...]]:
-        """By rank: (worker_id, dp_rank, requests, prefill_tokens, active_blocks, held_blocks, state, reported ...).
-
-        Own load now; the last report: prefill_tokens, blocks, requests, -1 where there is none.
-        """
-        rows = []
-        for rank, load in sorted(self.loads_by_rank.items()):
-            report = load.report
-            told = (-1, -1, -1) if report is None else (report.prefill_tokens, report.blocks, report.requests)
-            rows.append((*rank, load.requests, self._own_tokens(rank), load.active_blocks, load.held_blocks,
-                         int(self._state(rank)), *told))
-        return rows
 
     def stats(self) -> Stats:
         stats = copy.copy(self.counts)
@@ -128,6 +122,10 @@ class Oracle(Time, Limits, Decisions):
                 self._arrived(event.request)
             case RequestCancelled():
                 self._cancelled(event)
+            case DispatchAccepted():
+                self._accepted(event)
+            case DispatchFailed():
+                self._failed(event)
             case PrefillCompleted() | OutputBlockAdded():
                 self._progressed(event)
             case RequestFinished():
@@ -137,17 +135,17 @@ class Oracle(Time, Limits, Decisions):
             case WorkerUpserted():
                 self._upserted(event)
             case WorkerRemoved():
-                if event.worker_id in self.workers:
-                    self._remove_ranks(self.workers[event.worker_id].ranks())
-                    del self.workers[event.worker_id]
-                else:
-                    self.counts.stale_events += 1
+                self._removed(event)
             case WorkerStatusChanged():
                 self._status_changed(event)
             case LoadReported():
                 self._load_reported(event)
             case BlocksStored() | BlocksRemoved() | BlocksCleared():
                 self._blocks_changed(event)
+            case CapacityHinted() | TimerFired():
+                pass  # every verdict is found anew in every drain: there is nothing to look at again
+            case Drained():
+                self._drained(event)
 
     # Requests before they run.
 
@@ -171,6 +169,8 @@ class Oracle(Time, Limits, Decisions):
     def _refusal_at_arrival(self, request: Request) -> RejectReason | None:
         if request.request_id in self.live:
             return R.DUPLICATE_ID
+        if self.draining:
+            return R.SHUTTING_DOWN
         if request.deadline_ns is not None and request.deadline_ns <= self.now_ns:
             return R.DEADLINE_EXPIRED
         pin, allowed = request.pinned, request.allowed_workers
@@ -189,7 +189,11 @@ class Oracle(Time, Limits, Decisions):
         live.look_ns = self._first_look_ns(class_index, may_wait)
         entry.payload = live
         self.live[request.request_id] = live
-        self.queue.push(class_index, entry)
+        self._enqueue(live)
+
+    def _enqueue(self, live: Live) -> None:
+        self.queue.push(live.class_index, live.entry)
+        self.queued.add(live)
 
     def _cancelled(self, event: RequestCancelled) -> None:
         live = self.live.get(event.request_id)
@@ -215,7 +219,7 @@ class Oracle(Time, Limits, Decisions):
             return
         else:
             load.complete_prefill(live.booking, self.now_ns, self._rate(live.rank))
-        live.progress_ns = self.now_ns
+        live.accepted, live.progress_ns = True, self.now_ns
 
     def _holder(self, event, *states: str) -> Live | None:
         """The request that this fact is about, if it is in one of these states under exactly this attempt."""
@@ -246,76 +250,6 @@ class Oracle(Time, Limits, Decisions):
         else:
             self.counts.aborted += 1
 
-    # Workers, and what is told of them.
-
-    def _upserted(self, event: WorkerUpserted) -> None:
-        known = self.workers.get(event.config.worker_id)
-        if known is not None and event.incarnation < known.incarnation:
-            self.counts.stale_events += 1
-            return
-        worker = Worker(event.config, event.incarnation)
-        if known is not None:
-            restarted = event.incarnation > known.incarnation
-            self._remove_ranks([r for r in known.ranks() if restarted or r not in worker.ranks()])
-            worker.marks = {} if restarted else known.marks
-        self.workers[event.config.worker_id] = worker
-        for rank in worker.ranks():
-            self.loads_by_rank.setdefault(rank, RankLoad())
-            self.index.setdefault(rank, RankCache())
-
-    def _remove_ranks(self, ranks: list[RankName]) -> None:
-        lost = [x for x in self.live.values() if x.state == "running" and x.rank in ranks]
-        for live in sorted(lost, key=lambda x: x.attempt):
-            self._evict(live, EvictReason.WORKER_REMOVED)
-        for rank in ranks:
-            del self.loads_by_rank[rank]
-            del self.index[rank]
-
-    def _status_changed(self, event: WorkerStatusChanged) -> None:
-        """One source has changed its mind; the best that it can say is nothing."""
-        worker = self.workers.get(event.worker_id)
-        if worker is None or event.incarnation != worker.incarnation:
-            self.counts.stale_events += 1
-            return
-        worker.marks.pop(event.source, None)
-        if not event.available or event.overloaded:
-            leased = event.lease_ns is not None
-            end_ns = self.now_ns + event.lease_ns if leased else 0
-            worker.marks[event.source] = Mark(event.available, event.overloaded, leased, end_ns)
-
-    def _is_current(self, rank: RankName, incarnation: int) -> bool:
-        """Whether an engine speaks of a rank that is there."""
-        return rank in self.loads_by_rank and incarnation == self.workers[rank[0]].incarnation
-
-    def _load_reported(self, event: LoadReported) -> None:
-        rank = (event.worker_id, event.dp_rank)
-        load = self.loads_by_rank.get(rank)
-        if not self._is_current(rank, event.incarnation) or (load.report and event.sequence <= load.report.sequence):
-            self.counts.stale_events += 1
-            return
-        load.report = Report(event.sequence, event.prefill_tokens, event.blocks, event.requests)
-        if self.config.reported_load_ttl_ns is not None:
-            load.report.foreign = (
-                max(0, event.prefill_tokens - self._own_tokens(rank)), max(0, event.blocks - load.active_blocks),
-                max(0, event.requests - load.requests))
-            load.report.end_ns = self.now_ns + self.config.reported_load_ttl_ns
-
-    def _blocks_changed(self, event) -> None:
-        if self.config.index is not IndexMode.EVENTS:
-            return
-        rank = (event.worker_id, event.dp_rank)
-        if not self._is_current(rank, event.incarnation):
-            self.counts.stale_events += 1
-            return
-        told = self.index[rank].told
-        if isinstance(event, BlocksStored):
-            told[event.tier].update(event.block_hashes)
-        elif isinstance(event, BlocksRemoved):
-            told[event.tier].difference_update(event.block_hashes)
-        else:
-            for tier in Tier if event.tier is None else (event.tier,):
-                told[tier].clear()
-
     # Decisions.
 
     def _settle(self) -> None:
@@ -345,11 +279,13 @@ class Oracle(Time, Limits, Decisions):
         private = ceil_div(request.prompt_tokens, self.config.block_size) - len(names)
         potential = load.active_blocks + len(names) - self._depth(request, rank) + private
         live.state, live.attempt, live.rank = "running", self.next_attempt, rank
-        live.progress_ns = self.now_ns
+        live.accepted, live.progress_ns = False, self.now_ns
+        live.dispatches += 1
         live.booking = load.book(prefill, names, private, self._reserve(request), self.now_ns)
         self._use_blocks(live)
         self.next_attempt += 1
-        self.recent[live.class_index].append((self.now_ns, live.entry.cost))
+        if live.dispatches == 1:
+            self.recent[live.class_index].append((self.now_ns, live.entry.cost))
         self.counts.dispatched += 1
         self.class_counts[live.class_index].dispatched += 1
         self.class_counts[live.class_index].dispatched_cost_tokens += live.entry.cost

@@ -13,7 +13,10 @@ from kvcore.request import Request, WorkerConfig
 
 @dataclass(eq=False)
 class Live:
-    """A live request. state: waiting, running or evicted. look_ns: when it is next looked at for overload, or None."""
+    """A live request. state: waiting, running or evicted.
+
+    look_ns: when it is next looked at for overload, or None. dispatches: so far. accepted: the last one, by its worker.
+    """
 
     request: Request
     class_index: int
@@ -27,6 +30,8 @@ class Live:
     booking: Booking | None = None
     progress_ns: int = 0
     look_ns: int | None = None
+    dispatches: int = 0
+    accepted: bool = False
 
 
 @dataclass
@@ -63,6 +68,7 @@ class Stats:
     ranks: int = 0
     index_blocks: int = 0
     over_cap_ranks: int = 0
+    retried: int = 0
     classes: tuple[ClassStats, ...] = ()
 
 

@@ -15,7 +15,7 @@ from kvcore.events import Outcome
 
 NS_END = 2**62  # no event can carry this time, nor a later one
 PREDICT_TTL_NS = 120 * 10**9
-LEASE, CROSSING, REPORT, DEADLINE, FLEET_WAIT, BOOKING = range(6)
+LEASE, CROSSING, REPORT, DEADLINE, FLEET_WAIT, BOOKING, DRAIN = range(7)
 
 
 class Time:
@@ -46,6 +46,8 @@ class Time:
                 dues.append((live.request.deadline_ns, DEADLINE, live.seq, live))
             if live.look_ns is not None:
                 dues.append((live.look_ns, FLEET_WAIT, live.seq, live))
+        if self.drain_ns is not None:
+            dues.append((self.drain_ns, DRAIN, 0, None))
         return dues
 
     def _advance(self, now_ns: int) -> None:
@@ -70,6 +72,8 @@ class Time:
             self._reject(what.request, RejectReason.DEADLINE_EXPIRED, what.class_index)
         elif kind == FLEET_WAIT:
             self._look_for_overload(what, until_ns)
+        elif kind == DRAIN:
+            self._drain_is_over()
         elif what.state == "running":
             self._evict(what, EvictReason.BOOKING_EXPIRED)
         else:

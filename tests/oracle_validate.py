@@ -11,6 +11,10 @@ from kvcore.events import (
     BlocksCleared,
     BlocksRemoved,
     BlocksStored,
+    CapacityHinted,
+    DispatchAccepted,
+    DispatchFailed,
+    Drained,
     LoadReported,
     Outcome,
     OutputBlockAdded,
@@ -31,10 +35,10 @@ TOKENS_MAX = 2**53
 BLOCKS_MAX = 2**31 - 1
 DP_SIZE_MAX = 65_536
 U64_END = 2**64
-ATTEMPT_FACTS = (PrefillCompleted, OutputBlockAdded, RequestFinished)
+ATTEMPT_FACTS = (DispatchAccepted, DispatchFailed, PrefillCompleted, OutputBlockAdded, RequestFinished)
 BLOCK_FACTS = (BlocksStored, BlocksRemoved, BlocksCleared)
-KNOWN = (RequestArrived, RequestCancelled, WorkerUpserted, WorkerRemoved, WorkerStatusChanged, LoadReported, TimerFired,
-         *ATTEMPT_FACTS, *BLOCK_FACTS)
+KNOWN = (RequestArrived, RequestCancelled, WorkerUpserted, WorkerRemoved, WorkerStatusChanged, LoadReported,
+         CapacityHinted, Drained, TimerFired, *ATTEMPT_FACTS, *BLOCK_FACTS)
 #: Weights that are shares of a block.
 SHARES = ("host_cache_hit_weight", "disk_cache_hit_weight", "shared_cache_multiplier")
 
@@ -77,6 +81,10 @@ def fault_of(event, last_ns: int, block_size: int) -> str | None:
         return "tier"
     if isinstance(event, WorkerStatusChanged):
         return fault_of_status(event)
+    if isinstance(event, CapacityHinted):
+        return None if event.ranks is None or all(isinstance(rank, Rank) for rank in event.ranks) else "ranks"
+    if isinstance(event, Drained):
+        return None if 0 <= event.deadline_ns < NS_END else "deadline_ns"
     if isinstance(event, LoadReported):
         counts = (event.sequence, event.prefill_tokens, event.blocks, event.requests)
         return None if all(0 <= count <= TOKENS_MAX for count in counts) else "report"
