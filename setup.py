@@ -26,7 +26,7 @@ MODULES = {
          "_ledger.pyx", "_workers.pyx", "_selector.pyx", "_keys.pyx", "_fleet.pyx", "_placement.pyx",
          "_backlog.pyx", "_inspect.pyx", "_accept.pyx", "scheduler.pyx",
          "_elementary.pyx", "_tournament.pyx", "_active.pyx", "_predicted.pyx", "_marks.pyx", "_standings.pyx",
-         "_overlaps.pyx", "_tables.pyx", "_forecast.pyx", "_ledger_audit.pyx"],
+         "_overlaps.pyx", "_tables.pyx", "_forecast.pyx", "_lifecycle.pyx", "_ledger_audit.pyx"],
     ),
     "kvcore.drivers.replay": (
         "drivers/replay",

@@ -30,6 +30,8 @@ cdef class Backlog:
     cdef stored_t* _stored                 # what this batch has stored, by seq
     cdef int64_t stored
     cdef int64_t _asked                    # how many of them have been asked whether they may wait
+    cdef bint _mixed                       # they do not stand by seq: some have been put back
+    cdef bint _asked_anew                  # one that may not wait has been put back
     cdef int64_t _stored_room
     cdef uint64_t next_seq                 # one counter for all classes (DESIGN D3)
 
@@ -37,6 +39,8 @@ cdef class Backlog:
     cdef bint knows(self, str policy_class) except -1
     cdef void begin_batch(self) noexcept
     cdef int store(self, slot_t slot) except -1
+    cdef int put_back(self, slot_t slot, Request request) except -1
+    cdef void sort_stored(self) noexcept
     cdef int look_again(self, slot_t slot, ns_t idle_until_ns) except -1
     cdef int remove(self, slot_t slot) except -1
     cdef slot_t still_waiting(self, int64_t i) noexcept
@@ -48,4 +52,5 @@ cdef class Backlog:
     cdef int recheck(self) except -1
     cdef list faults(self, head_test_t test, void* judge)
 
+    cdef int _enter(self, slot_t slot, uint64_t seq, ns_t look_ns) except -1
     cdef ns_t _next_look_ns(self, const request_t* row, ns_t last_ns) noexcept

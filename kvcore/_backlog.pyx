@@ -6,7 +6,7 @@ request table in step with what is stored.
 
 It words the refusal of what may not wait. Never here: whether a limit refuses, what becomes of a popped request.
 """
-from libc.stdlib cimport free
+from libc.stdlib cimport free, qsort
 from kvcore._drr cimport LIMIT_REQUESTS
 from kvcore._keys cimport fill_key, order_named
 from kvcore._lanes cimport ClassQueue, waiting_t
@@ -19,6 +19,12 @@ from kvcore.actions import RejectReason
 
 cdef tuple FULL_REASONS = (
     RejectReason.QUEUE_FULL_REQUESTS, RejectReason.QUEUE_FULL_RAW_TOKENS, RejectReason.QUEUE_FULL_CACHED_TOKENS)
+
+
+cdef int by_seq(const void* one, const void* other) noexcept nogil:
+    cdef uint64_t first = (<const stored_t*>one).seq
+    cdef uint64_t second = (<const stored_t*>other).seq
+    return (first > second) - (first < second)
 
 
 cdef class Backlog:
@@ -65,22 +71,59 @@ cdef class Backlog:
     cdef void begin_batch(self) noexcept:
         self.stored = 0
         self._asked = 0
+        self._mixed = False
+        self._asked_anew = False
 
     cdef int store(self, slot_t slot) except -1:
         """Let a classified request wait in its class. Takes a seq; limits have been tested."""
         cdef request_t* row = &self._requests.rows[slot]
+        self.queue.waiting.rows[slot].key.seq = self.next_seq
+        self._enter(slot, self.next_seq, self._next_look_ns(row, row.arrival_ns))
+        self.next_seq += 1
+        return 0
+
+    cdef int put_back(self, slot_t slot, Request request) except -1:
+        """Let a request wait again, where it stood: with its key, seq and snapshot, free of charge (DESIGN D11)."""
+        cdef request_t* row = &self._requests.rows[slot]
+        cdef ns_t last_ns = row.arrival_ns
+        cdef ns_t waited_ns = self._fleet.ledger.now_ns - row.arrival_ns
+        row.pin = NO_SLOT
+        if request.pinned is not None:
+            row.pin = self._fleet.workers.find_rank(request.pinned.worker_id, request.pinned.dp_rank)
+        if self._look_every_ns != NEVER_NS:
+            last_ns += waited_ns // self._look_every_ns * self._look_every_ns
+        self.queue.waiting.rows[slot].cost = 0
+        self._mixed = True
+        self._asked_anew = self._asked_anew or not row.may_wait
+        return self._enter(slot, self.queue.waiting.rows[slot].key.seq, self._next_look_ns(row, last_ns))
+
+    cdef int _enter(self, slot_t slot, uint64_t seq, ns_t look_ns) except -1:
+        """Into its class, and into the list of what this batch has stored."""
+        cdef request_t* row = &self._requests.rows[slot]
         if self.stored == self._stored_room:
             resize(<void**>&self._stored, max(16, 2 * self._stored_room) * sizeof(stored_t))
             self._stored_room = max(16, 2 * self._stored_room)
-        self.queue.waiting.rows[slot].key.seq = self.next_seq
         self._stored[self.stored].slot = slot
-        self._stored[self.stored].seq = self.next_seq
+        self._stored[self.stored].seq = seq
         self.stored += 1
-        self._requests.start_waiting(slot, self.next_seq, self._next_look_ns(row, row.arrival_ns))
-        self.next_seq += 1
+        self._requests.start_waiting(slot, seq, look_ns)
         if row.pin != NO_SLOT:
             self._fleet.workers.pin(row.pin)
         return self.queue.push(slot, row.class_index, row.pin)
+
+    cdef void sort_stored(self) noexcept:
+        """What this batch has stored, by seq; what was put back stands where it stood, once."""
+        cdef int64_t i
+        cdef int64_t kept = 0
+        if not self._mixed:
+            return
+        qsort(self._stored, self.stored, sizeof(stored_t), by_seq)
+        for i in range(self.stored):
+            if i == 0 or self._stored[i].seq != self._stored[kept - 1].seq:
+                self._stored[kept] = self._stored[i]
+                kept += 1
+        self.stored = kept
+        self._mixed = False
 
     cdef ns_t _next_look_ns(self, const request_t* row, ns_t last_ns) noexcept:
         """When a request is next looked at for overload (DESIGN D7), NEVER_NS if it is not."""
@@ -113,6 +156,10 @@ cdef class Backlog:
     cdef slot_t next_leftover(self) noexcept:
         """The next request of this batch, by seq, that still waits and may not; or NO_SLOT. O(batch) in all."""
         cdef slot_t slot
+        if self._asked_anew:
+            self.sort_stored()
+            self._asked = 0
+            self._asked_anew = False
         while self._asked < self.stored:
             slot = self.still_waiting(self._asked)
             self._asked += 1

@@ -27,7 +27,8 @@ cdef struct class_t:
     int64_t deficit                # credit that may be spent now; 0 while the class is empty
     int64_t limits[LIMIT_KINDS]    # per worker, LIMIT_NONE = no limit
     bint never_waits               # some limit is 0: dispatch or refuse (DESIGN D6)
-    int64_t dispatched             # charged dispatches so far
+    int64_t dispatched             # dispatches so far
+    int64_t charged                # of them, those that cost something; they stand in the window
     i128 dispatched_cost
     ns_t times[WINDOW]             # ring of the last charged dispatches
     int64_t costs[WINDOW]

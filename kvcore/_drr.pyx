@@ -197,13 +197,16 @@ cdef class PolicyQueue:
             self._close_visit()
 
     cdef void charge(self, slot_t class_index, ns_t now_ns, int64_t cost) noexcept:
-        """Note a charged dispatch for retry hints and statistics."""
+        """Note a dispatch for retry hints and statistics. Cost 0: it was put back, and had been charged before."""
         cdef class_t* row = &self.classes[class_index]
-        cdef int64_t at = row.dispatched % WINDOW
+        cdef int64_t at = row.charged % WINDOW
+        row.dispatched += 1
+        if cost == 0:
+            return
         row.window_cost += cost - row.costs[at]
         row.times[at] = now_ns
         row.costs[at] = cost
-        row.dispatched += 1
+        row.charged += 1
         row.dispatched_cost += cost
 
     cdef int64_t usage(self, slot_t class_index, limit_t kind) noexcept:
@@ -233,11 +236,11 @@ cdef class PolicyQueue:
         """Estimated time until a refused request would find room (DESIGN D18); -1: unknown."""
         cdef class_t* row = &self.classes[class_index]
         cdef ClassQueue queue = <ClassQueue>self._queues[class_index]
-        cdef int64_t first = row.dispatched - WINDOW if row.dispatched > WINDOW else 0
+        cdef int64_t first = row.charged - WINDOW if row.charged > WINDOW else 0
         cdef i128 span, served, excess, value
-        if row.dispatched < 2 or current == 0:
+        if row.charged < 2 or current == 0:
             return -1
-        span = row.times[(row.dispatched - 1) % WINDOW] - row.times[first % WINDOW]
+        span = row.times[(row.charged - 1) % WINDOW] - row.times[first % WINDOW]
         if span == 0:
             return -1
         served = row.window_cost - row.costs[first % WINDOW]

@@ -61,6 +61,7 @@ cdef class Fleet:
     cdef ns_t report_end_ns(self, slot_t rank) noexcept
     cdef int touch(self, slot_t slot, const uint64_t* path, int32_t length) except -1
     cdef void note(self, slot_t rank) noexcept
+    cdef int hint(self, tuple ranks) except -1
     cdef void complete_prefill(self, slot_t slot) noexcept
     cdef void release(self, slot_t slot, bint completed) noexcept
     cdef void forget_changes(self) noexcept

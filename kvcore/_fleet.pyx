@@ -15,6 +15,7 @@ from kvcore._heap cimport heap_free, heap_init, heap_push, heap_remove, heap_res
 from kvcore._load cimport INT64_TOP, rank_state_t
 from kvcore._types cimport NEVER_NS, NO_SLOT, NS_END, mix64, resize
 from kvcore._workers cimport BATCHED_TOKENS_DEFAULT, worker_t
+from kvcore.request cimport Rank
 
 from kvcore.config import PREDICT_TTL_NS_DEFAULT, IndexMode, PrefillDecay
 from kvcore.policy import Capacity
@@ -297,6 +298,18 @@ cdef class Fleet:
         cdef slot_t rank = self.ledger.bookings[slot].rank
         if self.ledger.release(slot, completed) or self.strict:
             self.note(rank)
+
+    cdef int hint(self, tuple ranks) except -1:
+        """Somebody has seen room on these ranks; None: anywhere. An unknown rank may be any (DESIGN D15)."""
+        cdef slot_t rank
+        self.recheck_all = self.recheck_all or ranks is None
+        for name in ranks or ():
+            rank = self.workers.find_rank((<Rank>name).worker_id, (<Rank>name).dp_rank)
+            if rank == NO_SLOT:
+                self.recheck_all = True
+            else:
+                self.note(rank)
+        return 0
 
     cdef void forget_changes(self) noexcept:
         self.changes = 0

@@ -18,6 +18,7 @@ cdef class Inspector:
     cdef int64_t completed
     cdef int64_t aborted
     cdef int64_t evicted
+    cdef int64_t retried
     cdef int64_t stale
     cdef int64_t unknown_names
 

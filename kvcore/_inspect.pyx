@@ -63,7 +63,7 @@ cdef class Inspector:
             unknown_class_names=self.unknown_names, live_requests=live, waiting_requests=self._queue.size,
             running_requests=self._running(), workers=self._fleet.workers.count(), ranks=self._fleet.workers.present,
             index_blocks=self._fleet.device.pairs + self._fleet.host.pairs + self._fleet.disk.pairs,
-            over_cap_ranks=self._over_caps(), classes=tuple(classes))
+            retried=self.retried, over_cap_ranks=self._over_caps(), classes=tuple(classes))
 
     cdef int64_t _over_caps(self):
         """Ranks whose bookings exceed their caps: growth beyond reserves, or caps that were lowered (DESIGN D8)."""
@@ -97,24 +97,22 @@ cdef class Inspector:
         cdef waiting_t* waiting
         cdef booking_t* booking
         cdef rank_t* rank
-        cdef Request request
         cdef int32_t i
-        common = (<int>row.state, row.class_index, row.prompt, row.arrival_ns, row.deadline_ns, row.attempt,
-                  [row.path[i] for i in range(row.path_length)], [row.sequence[i] for i in range(row.sequence_length)])
+        waiting = &self._queue.waiting.rows[slot]
+        common = (<int>row.state, row.class_index, row.prompt, row.arrival_ns, row.deadline_ns, row.attempt, row.attempts,
+                  [row.path[i] for i in range(row.path_length)], [row.sequence[i] for i in range(row.sequence_length)],
+                  _wishes(self._requests.request(slot)), row.track_prefill, row.outside, row.reserve, waiting.key.tier,
+                  waiting.key.first, waiting.key.second, waiting.key.seq, waiting.cached, waiting.cost)
         if row.state == STATE_WAITING:
-            waiting = &self._queue.waiting.rows[slot]
             pin = None
             if row.pin != NO_SLOT:
                 pin = (self._fleet.workers.ranks[row.pin].worker_id, self._fleet.workers.ranks[row.pin].dp_rank)
-            request = self._requests.request(slot)
-            return (common, pin, _wishes(request), row.track_prefill, row.outside, row.reserve, row.look_ns,
-                    waiting.key.tier, waiting.key.first, waiting.key.second, waiting.key.seq, waiting.cached,
-                    waiting.cost)
+            return (common, pin, row.look_ns)
         if row.state != STATE_RUNNING:
             return (common, row.progress_ns)
         booking = &self._fleet.ledger.bookings[slot]
         rank = &self._fleet.workers.ranks[booking.rank]
-        return (common, row.progress_ns, rank.worker_id, rank.dp_rank, booking.prefilling, booking.prefill,
+        return (common, row.progress_ns, row.accepted, rank.worker_id, rank.dp_rank, booking.prefilling, booking.prefill,
                 booking.outputs, booking.outputs_decayed, booking.decayed_weight, booking.private_blocks,
                 booking.reserve_blocks, self._weights(slot))
 
@@ -135,7 +133,7 @@ cdef class Inspector:
         for i in range(self._queue.count):
             row = &self._queue.classes[i]
             window = [(row.times[at % WINDOW], row.costs[at % WINDOW])
-                      for at in range(max(0, row.dispatched - WINDOW), row.dispatched)]
+                      for at in range(max(0, row.charged - WINDOW), row.charged)]
             classes.append((self._profile.classes[i].name, row.deficit, window))
         return classes
 

@@ -17,6 +17,8 @@ cdef struct request_t:
     state_t state
     bint track_prefill
     bint may_wait          # False: dispatch in the step of arrival, or reject
+    bint accepted          # the backend has taken the present booking
+    int32_t attempts       # dispatches so far
     slot_t pin             # rank slot of the exact pin, or NO_SLOT
     slot_t class_index     # -1 before classification
     tokens_t prompt
@@ -41,7 +43,7 @@ cdef class RequestTable:
     cdef SlotTable ids
     cdef request_t* rows
     cdef slot_t _capacity
-    cdef list _requests            # slot -> Request while it waits, else None
+    cdef list _requests            # slot -> Request of a live row, else None
     cdef heap_t _deadlines
     cdef int32_t* _deadline_pos
     cdef heap_t _looks
@@ -61,6 +63,8 @@ cdef class RequestTable:
     cdef int look_again(self, slot_t slot, ns_t look_ns) except -1
     cdef void stop_waiting(self, slot_t slot) noexcept
     cdef int start_running(self, slot_t slot, int64_t attempt, ns_t now_ns) except -1
+    cdef void stop_running(self, slot_t slot) noexcept
+    cdef list in_state(self, state_t state)
     cdef void touch(self, slot_t slot, ns_t now_ns) noexcept
     cdef ns_t first_deadline_ns(self) noexcept
     cdef slot_t first_deadline(self) noexcept

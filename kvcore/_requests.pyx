@@ -89,6 +89,8 @@ cdef class RequestTable:
         row.arrival_ns = now_ns
         row.deadline_ns = NEVER_NS if request.deadline_ns is None else request.deadline_ns
         row.attempt = 0
+        row.attempts = 0
+        row.accepted = False
         self._serial += 1
         row.serial = self._serial
         row.path = path
@@ -158,9 +160,20 @@ cdef class RequestTable:
         self.stop_waiting(slot)
         self.rows[slot].state = STATE_RUNNING
         self.rows[slot].attempt = attempt
-        self._requests[slot] = None
+        self.rows[slot].attempts += 1
+        self.rows[slot].accepted = False
         self._link(slot, now_ns)
         return 0
+
+    cdef void stop_running(self, slot_t slot) noexcept:
+        """The booking, or the eviction, is over and the request goes on; state FREE until the owner stores it."""
+        self._unlink(slot)
+        self.rows[slot].state = STATE_FREE
+
+    cdef list in_state(self, state_t state):
+        """Slots of live requests in a state. O(live requests)."""
+        cdef slot_t slot
+        return [slot for slot in range(self.ids.size) if self.rows[slot].state == state]
 
     cdef void touch(self, slot_t slot, ns_t now_ns) noexcept:
         """Progress of a running request, or its eviction: its timer starts again."""

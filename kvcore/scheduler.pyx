@@ -20,26 +20,27 @@ from kvcore._drr cimport LIMIT_NONE, PolicyQueue, limit_t
 from kvcore._fleet cimport Fleet
 from kvcore._forecast cimport Forecast
 from kvcore._inspect cimport Inspector
+from kvcore._lifecycle cimport Lifecycle
 from kvcore._placement cimport Placement, runs_now
-from kvcore._requests cimport STATE_EVICTED, STATE_RUNNING, STATE_WAITING, RequestTable, request_t
+from kvcore._requests cimport RequestTable, request_t
 from kvcore._tables cimport Tables
 from kvcore._types cimport (
     DEBUG_CHECKS, FRACTION_ONE, NEVER_NS, NO_SLOT, NS_END, int32_t, int64_t, ns_t, slot_t, uint64_t)
-from kvcore.actions cimport Dispatch, Reject, make_evict, make_ignored, make_park, make_reject
+from kvcore.actions cimport Dispatch, make_park, make_reject
 from kvcore.events cimport (
-    BlocksCleared, BlocksRemoved, BlocksStored, Event, LoadReported, OutputBlockAdded, PrefillCompleted,
-    RequestArrived, RequestCancelled, RequestFinished, TimerFired, WorkerRemoved, WorkerStatusChanged, WorkerUpserted)
+    BlocksCleared, BlocksRemoved, BlocksStored, CapacityHinted, DispatchAccepted, DispatchFailed, Drained, Event,
+    LoadReported, OutputBlockAdded, PrefillCompleted, RequestArrived, RequestCancelled, RequestFinished, TimerFired,
+    WorkerRemoved, WorkerStatusChanged, WorkerUpserted)
 from kvcore.request cimport Request
 
 from kvcore._tables import LOAD_DTYPE, POTENTIAL_DTYPE
-from kvcore.actions import EvictReason, IgnoredReason, ParkReason, RejectReason
+from kvcore.actions import ParkReason, RejectReason
 from kvcore.config import SchedulerConfig
 from kvcore.events import Outcome
 
 __all__ = ["LOAD_DTYPE", "POTENTIAL_DTYPE", "Scheduler"]
 
 cdef object QUEUED = ParkReason.QUEUED
-cdef object STALE = IgnoredReason.STALE
 cdef object COMPLETED = Outcome.COMPLETED
 cdef tuple NOTHING = ()
 
@@ -53,7 +54,6 @@ cdef class Scheduler:
     """
 
     cdef readonly object config            # SchedulerConfig
-    cdef ns_t ttl_ns                       # NEVER_NS: bookings do not expire
     cdef int64_t block_size
     cdef RequestTable requests
     cdef Fleet fleet
@@ -61,6 +61,7 @@ cdef class Scheduler:
     cdef Backlog backlog
     cdef PolicyQueue queue                 # the backlog's
     cdef Inspector inspector
+    cdef Lifecycle lifecycle
     cdef Tables tables
     cdef Forecast forecast
     cdef ns_t now_ns
@@ -78,7 +79,6 @@ cdef class Scheduler:
         profile = config.effective_profile()
         self.config = config
         self.block_size = config.block_size
-        self.ttl_ns = NEVER_NS if config.booking_ttl_ns is None else config.booking_ttl_ns
         self.generator = config.seed
         self.next_attempt = 1
         thresholds = [
@@ -92,6 +92,8 @@ cdef class Scheduler:
         self.backlog = Backlog(config, self.requests, self.fleet, self.placement)
         self.queue = self.backlog.queue
         self.inspector = Inspector(profile, self.requests, self.queue, self.fleet)
+        self.lifecycle = Lifecycle(
+            config, self.requests, self.fleet, self.backlog, self.placement, self.inspector)
         self.tables = Tables(self.fleet, self.placement)
         self.forecast = Forecast(self.requests, self.backlog, self.placement, self.tables, self.block_size)
 
@@ -108,7 +110,7 @@ cdef class Scheduler:
     @property
     def next_deadline_ns(self):
         """When the core next wants a step if nothing else happens: a time, or None. O(1)."""
-        cdef ns_t due_ns = min(self._first_due_ns(), self.fleet.next_due_ns(self.queue.size > 0))
+        cdef ns_t due_ns = min(self.lifecycle.first_due_ns(), self.fleet.next_due_ns(self.queue.size > 0))
         return None if due_ns >= NS_END else due_ns
 
     cdef tuple _run(self, tuple events):
@@ -169,6 +171,14 @@ cdef class Scheduler:
                 return self._note(self._on_status_changed(<WorkerStatusChanged>event))
             case LoadReported():
                 return self._note(self._on_load_reported(<LoadReported>event))
+            case DispatchAccepted():
+                return self._on_accepted(<DispatchAccepted>event, out)
+            case DispatchFailed():
+                return self._on_failed(<DispatchFailed>event, out)
+            case CapacityHinted():
+                return self.fleet.hint((<CapacityHinted>event).ranks)
+            case Drained():
+                return self.lifecycle.drain((<Drained>event).deadline_ns, out)
         raise AssertionError(f"accepted but not applied: {event!r}")
 
     cdef int _check_invariants(self) except -1:
@@ -183,51 +193,16 @@ cdef class Scheduler:
 
     # Time.
 
-    cdef ns_t _first_expiry_ns(self) noexcept:
-        cdef ns_t progress_ns = self.requests.first_progress_ns()
-        return NEVER_NS if progress_ns == NEVER_NS or self.ttl_ns == NEVER_NS else progress_ns + self.ttl_ns
-
-    cdef ns_t _first_due_ns(self) noexcept:
-        """When time next does something to a request."""
-        return min(self.requests.first_deadline_ns(), self.requests.first_look_ns(), self._first_expiry_ns())
-
     cdef int _advance(self, ns_t now_ns, list out) except -1:
         """Apply everything due at or before now_ns, in the order (due time, kind, seq or attempt); ranks first."""
-        cdef ns_t due_ns = self._first_due_ns()
+        cdef ns_t due_ns = self.lifecycle.first_due_ns()
         while due_ns <= now_ns:
             self.fleet.advance(due_ns)
-            self.now_ns = due_ns
-            if due_ns == self.requests.first_deadline_ns():
-                self._give_up(self.requests.first_deadline(), RejectReason.DEADLINE_EXPIRED, out)
-            elif due_ns == self.requests.first_look_ns():
-                self._look(self.requests.first_look(), now_ns, out)
-            else:
-                self._expire(self.requests.first_progress(), out)
-            due_ns = self._first_due_ns()
+            self.lifecycle.apply_due(due_ns, now_ns, out)
+            due_ns = self.lifecycle.first_due_ns()
         self.fleet.advance(now_ns)
         self.now_ns = now_ns
         return 0
-
-    cdef int _give_up(self, slot_t slot, object reason, list out) except -1:
-        """A waiting request has waited too long."""
-        self.backlog.remove(slot)
-        return self._reject(slot, self.backlog.refused(slot, self.requests.ids.id_of(slot), reason), out)
-
-    cdef int _look(self, slot_t slot, ns_t now_ns, list out) except -1:
-        """A waiting request is looked at: are all its ranks overloaded? (DESIGN D7). now_ns: of the event.
-
-        Nothing changes before the next lease ends, so the looks until then would find the same.
-        """
-        reason = self.placement.overload(slot)
-        if reason is not None:
-            return self._give_up(slot, reason, out)
-        return self.backlog.look_again(slot, min(now_ns + 1, self.fleet.marks.first_end_ns()))
-
-    cdef int _expire(self, slot_t slot, list out) except -1:
-        """A booking has made no progress for too long, or an eviction has not been answered."""
-        if self.requests.rows[slot].state == STATE_RUNNING:
-            return self._evict(slot, EvictReason.BOOKING_EXPIRED, out)
-        return self._end(slot, False)
 
     # Requests before they run.
 
@@ -252,7 +227,7 @@ cdef class Scheduler:
                 self._settle(out)
                 kind = self.backlog.limit_hit(slot, &current, &bound)
         if kind != LIMIT_NONE:
-            return self._reject(
+            return self.lifecycle.reject(
                 slot, self.backlog.queue_full(slot, request.request_id, kind, current, bound), out)
         return self.backlog.store(slot)
 
@@ -260,6 +235,8 @@ cdef class Scheduler:
         """Why an arriving request cannot even wait, or None (DESIGN D6)."""
         if self.requests.find(request.request_id) != NO_SLOT:
             return RejectReason.DUPLICATE_ID
+        if self.lifecycle.draining:
+            return RejectReason.SHUTTING_DOWN
         if request.deadline_ns is not None and request.deadline_ns <= self.now_ns:
             return RejectReason.DEADLINE_EXPIRED
         return self.placement.refusal(request)
@@ -269,103 +246,65 @@ cdef class Scheduler:
     cdef int _on_cancelled(self, RequestCancelled event, list out) except -1:
         cdef slot_t slot = self.requests.find(event.request_id)
         if slot == NO_SLOT:
-            return self._ignore(event.request_id, 0, out)
-        if self.requests.rows[slot].state == STATE_WAITING:
-            self.backlog.remove(slot)
-        elif self.requests.rows[slot].state == STATE_RUNNING:
-            self._release(slot, False)
-        return self._end(slot, False)
+            return self.lifecycle.ignore(event.request_id, 0, out)
+        return self.lifecycle.cancel(slot)
 
-    cdef slot_t _running(self, str request_id, int64_t attempt):
-        """Row of the booking that a fact names, or NO_SLOT if it is not one that runs."""
-        cdef slot_t slot = self.requests.find_attempt(request_id, attempt)
-        return slot if slot != NO_SLOT and self.requests.rows[slot].state == STATE_RUNNING else NO_SLOT
+    cdef int _on_accepted(self, DispatchAccepted event, list out) except -1:
+        cdef slot_t slot = self.lifecycle.running(event.request_id, event.attempt)
+        if slot == NO_SLOT or not self.lifecycle.accept(slot):
+            return self.lifecycle.ignore(event.request_id, event.attempt, out)
+        return 0
+
+    cdef int _on_failed(self, DispatchFailed event, list out) except -1:
+        cdef slot_t slot = self.requests.find_attempt(event.request_id, event.attempt)
+        if slot == NO_SLOT:
+            return self.lifecycle.ignore(event.request_id, event.attempt, out)
+        return self.lifecycle.fail(slot, event.retry, out)
 
     cdef int _on_prefill_completed(self, PrefillCompleted event, list out) except -1:
-        cdef slot_t slot = self._running(event.request_id, event.attempt)
+        cdef slot_t slot = self.lifecycle.running(event.request_id, event.attempt)
         if slot == NO_SLOT or not self.fleet.ledger.bookings[slot].prefilling:
-            return self._ignore(event.request_id, event.attempt, out)
-        self.requests.touch(slot, self.now_ns)
+            return self.lifecycle.ignore(event.request_id, event.attempt, out)
+        self.lifecycle.progress(slot)
         self.fleet.complete_prefill(slot)
         return 0
 
     cdef int _on_output_block(self, OutputBlockAdded event, list out) except -1:
-        cdef slot_t slot = self._running(event.request_id, event.attempt)
+        cdef slot_t slot = self.lifecycle.running(event.request_id, event.attempt)
         cdef int32_t weight = -1
         if slot == NO_SLOT:
-            return self._ignore(event.request_id, event.attempt, out)
+            return self.lifecycle.ignore(event.request_id, event.attempt, out)
         if event.decay_fraction is not None:
             weight = <int32_t>floor(<double>event.decay_fraction * FRACTION_ONE + 0.5)
-        self.requests.touch(slot, self.now_ns)
+        self.lifecycle.progress(slot)
         self.fleet.ledger.add_output(slot, weight)
         return 0
 
     cdef int _on_finished(self, RequestFinished event, list out) except -1:
         cdef slot_t slot = self.requests.find_attempt(event.request_id, event.attempt)
         if slot == NO_SLOT:
-            return self._ignore(event.request_id, event.attempt, out)
-        if self.requests.rows[slot].state == STATE_RUNNING:
-            self._release(slot, event.outcome is COMPLETED)
-        return self._end(slot, event.outcome is COMPLETED)
-
-    cdef int _ignore(self, str request_id, int64_t attempt, list out) except -1:
-        self.inspector.stale += 1
-        out.append(make_ignored(request_id, attempt, STALE))
-        return 0
-
-    cdef int _release(self, slot_t slot, bint completed) except -1:
-        self.fleet.touch(slot, self.requests.rows[slot].path, self.requests.rows[slot].path_length)
-        self.fleet.release(slot, completed)
-        return 0
-
-    cdef int _evict(self, slot_t slot, object reason, list out) except -1:
-        cdef slot_t rank = self.fleet.ledger.bookings[slot].rank
-        self.fleet.release(slot, False)
-        self.requests.rows[slot].state = STATE_EVICTED
-        self.requests.touch(slot, self.now_ns)
-        self.inspector.evicted += 1
-        out.append(make_evict(self.requests.ids.id_of(slot), self.requests.rows[slot].attempt,
-                              self.fleet.workers.ranks[rank].worker_id, reason))
-        return 0
-
-    cdef int _end(self, slot_t slot, bint completed) except -1:
-        self.inspector.completed += completed
-        self.inspector.aborted += not completed
-        return self.requests.close(slot)
-
-    cdef int _reject(self, slot_t slot, Reject action, list out) except -1:
-        """End a request that is no longer stored anywhere."""
-        self.inspector.count_reject(action.reason, action.class_index)
-        out.append(action)
-        return self.requests.close(slot)
+            return self.lifecycle.ignore(event.request_id, event.attempt, out)
+        return self.lifecycle.finish(slot, event.outcome is COMPLETED)
 
     # Workers and their caches.
 
     cdef int _on_worker_upserted(self, WorkerUpserted event, list out) except -1:
         if self.fleet.is_stale(event.config, event.incarnation):
             return self._note(False)
-        self._drop_ranks(self.fleet.leaving(event.config, event.incarnation), out)
+        self.lifecycle.drop_ranks(self.fleet.leaving(event.config, event.incarnation), out)
         return self.fleet.upsert(event.config, event.incarnation)
 
     cdef int _on_worker_removed(self, WorkerRemoved event, list out) except -1:
         cdef slot_t worker = self.fleet.workers.find(event.worker_id)
         if worker == NO_SLOT:
             return self._note(False)
-        self._drop_ranks(self.fleet.all_ranks(worker), out)
+        self.lifecycle.drop_ranks(self.fleet.all_ranks(worker), out)
         return self.fleet.remove(event.worker_id)
 
     cdef int _note(self, bint current) except -1:
         """Count a fact about a rank or worker that is not the current one."""
         self.inspector.stale += not current
         return 0
-
-    cdef int _drop_ranks(self, list ranks, list out) except -1:
-        """End the bookings of these ranks, by attempt, then the ranks."""
-        cdef slot_t slot
-        slots = [(self.requests.rows[<slot_t>s].attempt, s) for s in self.fleet.bookings_on(ranks)]
-        for _, slot in sorted(slots):
-            self._evict(slot, EvictReason.WORKER_REMOVED, out)
-        return self.fleet.drop_ranks(ranks)
 
     cdef bint _on_blocks_stored(self, BlocksStored event) except -1:
         return self.fleet.store_blocks(
@@ -411,7 +350,7 @@ cdef class Scheduler:
             if slot == NO_SLOT:
                 return 0
             self.backlog.remove(slot)
-            self._reject(slot, self.backlog.would_queue(slot, self.requests.ids.id_of(slot)), out)
+            self.lifecycle.reject(slot, self.backlog.would_queue(slot, self.requests.ids.id_of(slot)), out)
 
     cdef int _place(self, slot_t slot, list out) except -1:
         """The one path to a booking: project, select, book, Dispatch; or the reason why not."""
@@ -423,7 +362,7 @@ cdef class Scheduler:
         if row.pin != NO_SLOT:
             self.fleet.workers.unpin(row.pin)
         if rank == NO_SLOT:
-            return self._reject(slot, self.backlog.refused(slot, self.requests.ids.id_of(slot), answer), out)
+            return self.lifecycle.reject(slot, self.backlog.refused(slot, self.requests.ids.id_of(slot), answer), out)
         action = self._stamp(<Dispatch>answer, slot)
         self.fleet.ledger.book(
             slot, rank, action.prefill_tokens, row.sequence, row.sequence_length, row.outside, row.reserve)
@@ -446,6 +385,7 @@ cdef class Scheduler:
         """Tell of everything that this batch has stored and that still waits, by seq."""
         cdef int64_t i
         cdef slot_t slot
+        self.backlog.sort_stored()
         for i in range(self.backlog.stored):
             slot = self.backlog.still_waiting(i)
             if slot != NO_SLOT:
@@ -486,7 +426,9 @@ cdef class Scheduler:
 
     def digest(self):
         """128 bits over the canonical state, as 32 hexadecimal digits (DESIGN 6). O(live requests, ranks, classes)."""
-        return self.inspector.digest((self.generator, self.backlog.next_seq, self.next_attempt, self.poisoned))
+        return self.inspector.digest((
+            self.generator, self.backlog.next_seq, self.next_attempt, self.poisoned, self.lifecycle.draining,
+            self.lifecycle.drain_ns))
 
     def audit(self):
         """Recompute every total from live requests; returns the differences as text: none, ever. O(live requests)."""

@@ -22,7 +22,7 @@ from oracle import Oracle
 from strategies import LETTER_BYTES, Plan, plans
 from strategies_letters import Resolver
 
-from kvcore.events import Outcome, RequestCancelled, RequestFinished
+from kvcore.events import DispatchFailed, Outcome, RequestCancelled, RequestFinished
 from kvcore.scheduler import Scheduler
 
 ROUNDS = 20
@@ -101,11 +101,13 @@ def rest(scheduler, oracle, plan: Plan, chance: random.Random, recent: list, tal
             continue
         now_ns, attempt = oracle.now_ns, live.attempt
         if attempt and live.state != "waiting" and chance.random() < 0.7:
-            event = RequestFinished(now_ns, name, attempt, chance.choice(tuple(Outcome)))
+            event = chance.choice((
+                RequestFinished(now_ns, name, attempt), RequestFinished(now_ns, name, attempt, Outcome.ABORTED),
+                DispatchFailed(now_ns, name, attempt), DispatchFailed(now_ns, name, attempt, True)))
         else:
             event = RequestCancelled(now_ns, name)
         step(scheduler, oracle, (event,), plan, recent, tally)
-    while oracle.live:  # what the ends of others have let run meanwhile
+    while oracle.live:  # what has come back, or has run since others ended
         step(scheduler, oracle, (RequestCancelled(oracle.now_ns, min(oracle.live)),), plan, recent, tally)
     loads = scheduler.loads()
     left = [int(loads[name].sum()) for name in ("requests", "prefill_tokens", "active_blocks", "held_blocks")]

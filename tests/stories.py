@@ -8,6 +8,10 @@ from kvcore.events import (
     BlocksCleared,
     BlocksRemoved,
     BlocksStored,
+    CapacityHinted,
+    DispatchAccepted,
+    DispatchFailed,
+    Drained,
     OutputBlockAdded,
     PrefillCompleted,
     RequestArrived,
@@ -18,7 +22,7 @@ from kvcore.events import (
     WorkerUpserted,
 )
 from kvcore.policy import Arbitration, CacheBucket, PolicyClass, PolicyProfile
-from kvcore.request import Request, WorkerConfig
+from kvcore.request import Rank, Request, WorkerConfig
 from kvcore.scheduler import Scheduler
 
 LETTERS = {Dispatch: "D", Park: "P", Evict: "E", Ignored: "I"}
@@ -81,6 +85,12 @@ class Story:
     def cancel(self, name: str):
         return self.many(RequestCancelled(self.now, name))
 
+    def accept(self, name: str, attempt: int):
+        return self.many(DispatchAccepted(self.now, name, attempt))
+
+    def fail(self, name: str, attempt: int, retry: bool = False):
+        return self.many(DispatchFailed(self.now, name, attempt, retry))
+
     def prefill(self, name: str, attempt: int):
         return self.many(PrefillCompleted(self.now, name, attempt))
 
@@ -104,6 +114,13 @@ class Story:
 
     def clear(self, worker_id: int, dp_rank: int = 0, incarnation: int = 0):
         return self.many(BlocksCleared(self.now, worker_id, dp_rank, incarnation))
+
+    def hint(self, *ranks: Rank):
+        """Room on these ranks; no ranks: anywhere."""
+        return self.many(CapacityHinted(self.now, ranks or None))
+
+    def drain(self, deadline_ns: int):
+        return self.many(Drained(self.now, deadline_ns))
 
     def tick(self, now_ns: int | None = None):
         return self.many(TimerFired(self.now if now_ns is None else now_ns))

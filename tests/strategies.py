@@ -5,7 +5,7 @@ that is fast and shrinks byte by byte. `Resolver` (strategies_letters) turns a l
 Oracle that has seen everything before it, so that "finish the third running request" finds one. A third of the plans
 are swarms, with only some kinds of letters and some features of requests, so that rare combinations become common; the
 others have a theme: classes that compete, requests that overtake, a queue that is full, prefixes that come and go,
-ranks that are full, overloaded or fading, choices among ranks.
+ranks that are full, overloaded or fading, choices among ranks, dispatches that fail.
 """
 
 from __future__ import annotations
@@ -42,9 +42,10 @@ SELDOM = (
 #: How often a kind is chosen while it is enabled.
 WEIGHTS = {
     "arrive": 10, "finish": 3, "prefill": 3, "output": 2, "cancel": 1, "upsert": 2, "remove": 1, "stored": 2,
-    "removed": 1, "cleared": 1, "timer": 1, "broken": 1, "status": 2, "report": 2,
+    "removed": 1, "cleared": 1, "timer": 1, "broken": 1, "status": 2, "report": 2, "accept": 1, "fail": 3, "hint": 1,
+    "drain": 1,
 }
-RARE = ("remove", "broken", "status", "report")
+RARE = ("remove", "broken", "status", "report", "accept", "fail", "hint", "drain")
 
 
 @dataclass(frozen=True)
@@ -126,6 +127,7 @@ def extras(draw) -> dict:
         "predict_ttl_ns": (30, 1, 5, 10**9, NS_LAST),
         "reported_load_ttl_ns": (30, 1, 5, 10**9, NS_LAST),
         "index": (IndexMode.APPROXIMATE,),
+        "attempts_max": (2, 1, 3),
     }
     return {name: draw(st.sampled_from(values)) for name, values in options.items() if draw(st.integers(0, 3)) == 3}
 
@@ -299,12 +301,38 @@ def choices(draw) -> Flavour:
     return Flavour(config, (None,), (32, 16, 8, 9, 12, 64, 100), kinds, FEATURES - used, CALM, 3, (1, 1, 1, 2))
 
 
+@st.composite
+def retries(draw) -> Flavour:
+    """Dispatches that fail and come again, where requests compete, overtake, are refused, and workers come and go."""
+    bounds = st.sampled_from((None, None, 0, 5, 15))
+    names = ("alpha", "beta")[: draw(st.sampled_from((1, 2)))]
+    classes = tuple(
+        PolicyClass(name, draw(st.sampled_from((5, 1, 20))), draw(st.sampled_from(list(QueuePolicy))),
+                    policy_family=name, cache_bucket="all", prefill_busy_threshold=draw(st.sampled_from((0, 0, 5, 20))),
+                    request_queue_limit_per_worker=draw(st.sampled_from((None, None, None, 0, 2))),
+                    max_overtake_tokens=draw(bounds))
+        for name in names)
+    profile = PolicyProfile(classes, (CacheBucket("all", 0),), "alpha",
+                            draw(st.sampled_from((Arbitration.EXACT, Arbitration.REFERENCE))),
+                            draw(st.sampled_from((Capacity.ADVISORY, Capacity.ADVISORY, Capacity.STRICT))))
+    config = SchedulerConfig(
+        4, profile, attempts_max=draw(st.sampled_from((8, 8, 1, 2, 3))), overload_wait_ns=draw(st.sampled_from((3, 10))),
+        on_overload=draw(st.sampled_from(list(OnOverload))), booking_ttl_ns=draw(st.sampled_from((None, None, 20))),
+        **draw(st.sampled_from(({}, {"prefill_decay": PrefillDecay.LINEAR}, {"index": IndexMode.APPROXIMATE}))))
+    kinds = {"arrive": 7, "fail": 6, "accept": 1, "prefill": 3, "finish": 1, "timer": 1, "hint": 1,
+             "cancel": draw(st.integers(0, 1)), "status": draw(st.sampled_from((0, 2))), "upsert": 1,
+             "remove": draw(st.sampled_from((0, 0, 1))), "drain": draw(st.sampled_from((0, 0, 2)))}
+    some = ("pin", "allowed", "taints", "deadline", "do_not_queue", "caps", "rate", "lease", "path", "strict", "overlap")
+    used = {f for f in some if draw(st.sampled_from((False, False, True)))}
+    return Flavour(config, names, (1, 2, 3, 4, 5, 8, 10, 12), kinds, FEATURES - used, (0, 0, 1, 1, 2, 5), 2, (1, 1, 2))
+
+
 def flavours(broken: bool = True, config: SchedulerConfig | None = None) -> st.SearchStrategy[Flavour]:
     """Any flavour; with a configuration given, swarms on it."""
     swarm = anything(broken, config)
     return swarm if config is not None else st.one_of(
         swarm, swarm, swarm, duels(), duels(), rushes(), caches(), detours(), detours(), crowds(), overloads(),
-        fadings(), choices())
+        fadings(), choices(), retries(), retries())
 
 
 @st.composite

@@ -18,6 +18,10 @@ from kvcore.events import (
     BlocksCleared,
     BlocksRemoved,
     BlocksStored,
+    CapacityHinted,
+    DispatchAccepted,
+    DispatchFailed,
+    Drained,
     LoadReported,
     Outcome,
     OutputBlockAdded,
@@ -51,6 +55,9 @@ JUMPS = (0.0, 0.0, 1e-9, 5e-9, 1e-7, 1.0, -3.0, 1e300, float("inf"), float("-inf
 #: Which request a fact is about.
 TO_RUNNING = ("running",) * 9 + ("evicted", "waiting", "none")
 TO_WAITING = ("waiting",) * 6 + ("running", "evicted", "none")
+TO_FAILING = ("running",) * 6 + ("evicted",) * 3 + ("waiting", "none")
+#: Draining has no end: it begins in one of the last batches, if at all.
+LAST_BATCHES = 8
 
 
 class Resolver:
@@ -64,11 +71,13 @@ class Resolver:
         self.letter = iter(())
         self.names = 0
         self.used: list[str] = []
+        self.late = False
 
     def batches(self):
         """The batches of the plan, one by one; the first is the fleet."""
         for number, letters in enumerate(self.plan.batches):
             self.now_ns = max(self.now_ns, self.oracle.now_ns)
+            self.late = number >= len(self.plan.batches) - LAST_BATCHES
             if number or letters:
                 yield tuple([self.event(letter, None if number else "upsert") for letter in letters])
 
@@ -162,6 +171,25 @@ class Resolver:
 
     def cancel(self) -> RequestCancelled:
         return RequestCancelled(self.now_ns, self.target(TO_WAITING)[0])
+
+    def accept(self) -> DispatchAccepted:
+        return DispatchAccepted(self.now_ns, *self.target())
+
+    def fail(self) -> DispatchFailed:
+        return DispatchFailed(self.now_ns, *self.target(TO_FAILING), self.pick((True, True, True, False)))
+
+    def hint(self) -> CapacityHinted:
+        """Room on no, one or two ranks, one of which may be there no longer, or anywhere."""
+        number, other = self.pick(range(8)), self.pick(range(8))
+        ranks = self.pick(((True,), (True, True), (True, False), (False,), (), None))
+        return CapacityHinted(self.now_ns, None if ranks is None else tuple(
+            self.rank(which, known) for which, known in zip((number, other), ranks, strict=False)))
+
+    def drain(self) -> Drained | TimerFired:
+        grace_ns = self.pick((5, 1, 20, 0, -1, 10**9, NS_LAST))
+        if not self.late:
+            return TimerFired(self.now_ns)
+        return Drained(self.now_ns, max(0, min(self.now_ns + grace_ns, NS_LAST)))
 
     def incarnation(self, worker_id: int) -> int:
         known = self.oracle.workers.get(worker_id)

@@ -18,7 +18,7 @@ LAYERS = {
     "domain": ["_requests", "_keys", "_lanes", "_drr", "_marks", "_load", "_ledger", "_ledger_audit", "_taints",
                "_workers"],
     "decision": ["_fleet", "_selector", "_standings", "_overlaps", "_placement", "_tables", "_backlog", "_forecast",
-                 "_inspect", "_accept"],
+                 "_inspect", "_lifecycle", "_accept"],
     "scheduler": ["scheduler"],
     "public": ["__init__"],
     "program": ["__main__"],
@@ -46,7 +46,7 @@ CLOSED = {
 
 #: Who may see events and actions: the door, the scheduler, Placement, which fills in a Dispatch, Backlog: Rejects.
 SEES_EVENTS = {"_accept", "scheduler", "__init__"}
-SEES_ACTIONS = {"_placement", "_backlog", "_forecast", "scheduler", "__init__"}
+SEES_ACTIONS = {"_placement", "_backlog", "_forecast", "_lifecycle", "scheduler", "__init__"}
 
 STDLIB = {
     "__future__", "collections.abc", "copy", "dataclasses", "difflib", "enum", "fractions", "hashlib", "itertools",

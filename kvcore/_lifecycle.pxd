@@ -1,0 +1,45 @@
+# What becomes of live requests after they have been stored: release, eviction, return, rejection, end.
+cimport cython
+from kvcore._backlog cimport Backlog
+from kvcore._fleet cimport Fleet
+from kvcore._inspect cimport Inspector
+from kvcore._placement cimport Placement
+from kvcore._requests cimport RequestTable
+from kvcore._types cimport int32_t, int64_t, ns_t, slot_t
+from kvcore.actions cimport Reject
+from kvcore.request cimport Request
+
+
+@cython.final
+cdef class Lifecycle:
+    cdef RequestTable requests
+    cdef Fleet fleet
+    cdef Backlog backlog
+    cdef Placement placement
+    cdef Inspector inspector
+    cdef ns_t ttl_ns               # NEVER_NS: bookings do not expire
+    cdef int32_t attempts_max
+    cdef bint draining
+    cdef ns_t drain_ns             # when what still runs is evicted; NEVER_NS: not to come
+
+    cdef ns_t first_due_ns(self) noexcept
+    cdef int apply_due(self, ns_t due_ns, ns_t now_ns, list out) except -1
+
+    cdef slot_t running(self, str request_id, int64_t attempt)
+    cdef int ignore(self, str request_id, int64_t attempt, list out) except -1
+    cdef bint accept(self, slot_t slot) noexcept
+    cdef void progress(self, slot_t slot) noexcept
+    cdef int finish(self, slot_t slot, bint completed) except -1
+    cdef int cancel(self, slot_t slot) except -1
+    cdef int fail(self, slot_t slot, bint retry, list out) except -1
+    cdef int reject(self, slot_t slot, Reject action, list out) except -1
+    cdef int drop_ranks(self, list ranks, list out) except -1
+    cdef int drain(self, ns_t deadline_ns, list out) except -1
+
+    cdef ns_t _first_expiry_ns(self) noexcept
+    cdef int _give_up(self, slot_t slot, object reason, list out) except -1
+    cdef int _look(self, slot_t slot, ns_t now_ns, list out) except -1
+    cdef int _evict(self, slot_t slot, object reason, list out) except -1
+    cdef int _evict_all(self, list out) except -1
+    cdef object _why_no_more(self, slot_t slot, Request request)
+    cdef int _end(self, slot_t slot, bint completed) except -1
