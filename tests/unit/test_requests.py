@@ -91,13 +91,16 @@ def test_a_request_that_is_only_thought_of_has_no_name():
     assert table.find("a") == named
 
 
-def test_a_request_object_is_held_while_it_waits():
+def test_a_request_object_is_held_while_it_lives():
+    """Also while it runs: a failed dispatch may put it back."""
     table = Requests()
     request = Request("a", 1)
     slot = table.open(request, 0, 16)
     assert table.request(slot) is request
     table.start_waiting(slot, 0)
     table.start_running(slot, 1, 0)
+    assert table.request(slot) is request
+    table.close(slot)
     assert table.request(slot) is None
 
 
