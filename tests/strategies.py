@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hypothesis import strategies as st
-from strategies_configs import HUGE_QUANTA, NS_LAST, configs, names_of, one_class
+from strategies_configs import NS_LAST, configs, names_of, one_class
 from strategies_tables import COSTS
 
 from kvcore.config import IndexMode, OnOverload, PrefillDecay, Role, SchedulerConfig
@@ -240,8 +240,8 @@ def retries(draw) -> Flavour:
     kinds = {"arrive": 7, "fail": 6, "accept": 1, "prefill": 3, "finish": 1, "timer": 1, "hint": 1,
              "cancel": draw(st.integers(0, 1)), "status": draw(st.sampled_from((0, 2))), "upsert": 1,
              "remove": draw(st.sampled_from((0, 0, 1))), "drain": draw(st.sampled_from((0, 0, 2)))}
-    used = {f for f in ("pin", "allowed", "taints", "deadline", "do_not_queue", "caps", "rate", "lease", "path", "strict",
-                        "overlap") if draw(st.sampled_from((False, False, True)))}
+    some = ("pin", "allowed", "taints", "deadline", "do_not_queue", "caps", "rate", "lease", "path", "strict")
+    used = {f for f in some if draw(st.sampled_from((False, False, True)))}
     return Flavour(config, names, (1, 2, 3, 4, 5, 8, 10, 12), kinds, FEATURES - used, (0, 0, 1, 1, 2, 5), 2, (1, 1, 2))
 
 
