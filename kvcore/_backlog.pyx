@@ -132,7 +132,7 @@ cdef class Backlog:
         return last_ns + self._look_every_ns if last_ns + self._look_every_ns < NS_END else NEVER_NS
 
     cdef int look_again(self, slot_t slot, ns_t idle_until_ns) except -1:
-        """The look of a waiting request that was due first has been taken; looks before idle_until_ns can be left out."""
+        """The look that was due first has been taken; looks before idle_until_ns can be left out."""
         cdef request_t* row = &self._requests.rows[slot]
         cdef ns_t last_ns = row.look_ns
         if idle_until_ns > last_ns + self._look_every_ns:

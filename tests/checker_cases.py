@@ -38,6 +38,10 @@ def dispatch(name: str, attempt: int, prompt: int = 8, wait_ns: int = 0, worker:
     return Dispatch(name, attempt, worker, 0, 0, 0, 0, prompt, -(-prompt // 4), wait_ns)
 
 
+#: Two buckets: what is cached decides.
+BUCKETS = PolicyProfile(
+    tuple([PolicyClass(name, 10, policy_family="f0", cache_bucket=name, prefill_busy_threshold=0) for name in "ab"]),
+    (CacheBucket("a", 0), CacheBucket("b", 8)), "f0")
 UP = (WorkerUpserted(0, WorkerConfig(1)),)
 TWO_UP = (*UP, WorkerUpserted(0, WorkerConfig(2)))
 #: a runs, b and c wait; b runs when a's prompt is done.

@@ -26,8 +26,8 @@ from kvcore.events import (
 from kvcore.request import Request, WorkerConfig
 from kvcore.scheduler import Scheduler
 
-#: What arrives: two blocks, one of them for the answer; three blocks; two named blocks and a third.
-SMALL = {"prompt_tokens": 4, "expected_output_tokens": 3}
+#: What arrives: two blocks, one of them for the answer, no prefill load; three blocks; two named blocks and a third.
+SMALL = {"prompt_tokens": 4, "expected_output_tokens": 3, "track_prefill": False}
 LARGE = {"prompt_tokens": 12}
 SHARED = {"prompt_tokens": 9, "block_hashes": (1, 2)}
 ARRIVALS = {"small": SMALL, "large": LARGE, "shared": SHARED}

@@ -5,10 +5,23 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from checker_cases import QUEUE, TWO_UP, UP, Case, arrive, check_case, config, dispatch, first, instead, profile
+from checker_cases import (
+    BUCKETS,
+    QUEUE,
+    TWO_UP,
+    UP,
+    Case,
+    arrive,
+    check_case,
+    config,
+    dispatch,
+    first,
+    instead,
+    profile,
+)
 
 from kvcore.actions import Park, Reject, RejectReason
-from kvcore.config import OnOverload, PrefillDecay, SchedulerConfig
+from kvcore.config import IndexMode, OnOverload, PrefillDecay, SchedulerConfig
 from kvcore.events import (
     BlocksStored,
     LoadReported,
@@ -116,6 +129,12 @@ TIERS = Overlap(((Rank(1), 1),), ((Rank(2), 2),), ((Rank(2), 1),), shared=((0, 3
 TOLD = (TWO_UP, (arrive(0, "a", 16, overlap=TIERS),))
 LARGE_FIRST = (FOUR, (arrive(0, "a", 12),), (arrive(1, "b", pinned=Rank(1)),), (arrive(2, "c"),),
                (RequestFinished(3, "a", 1),))
+#: Cached on worker 2 only, or in host memory.
+ON_TWO = Overlap(((Rank(2), 1),))
+AWAY = (TWO_UP, (away(0, 2),), (arrive(1, "a", overlap=ON_TWO),), (away(2, 2, lease_ns=9),),
+        (arrive(3, "b", overlap=ON_TWO),))
+IN_HOST = (UP, (arrive(0, "a", overlap=Overlap(host=((Rank(1), 1),))),))
+OF_A = replace(config(), profile=BUCKETS)
 
 CASES = [
     Case("strict_capacity_holds", "one request too many", STRICT, ONE_EACH, 2, instead(dispatch("b", 2))),
@@ -131,6 +150,11 @@ CASES = [
     *[Case("states_are_respected", name, free(), MARKED[name], 2, first(worker_id=1)) for name in MARKED],
     Case("states_are_respected", "another source is content", free(), OPINIONS, 2, first(worker_id=1)),
     Case("ranks_are_allowed", "gone", free(), MARKED["gone"], 2, first(worker_id=1)),
+    Case("classes_are_right", "cached where it may not go", OF_A, AWAY, 2, first(class_index=0)),
+    Case("classes_are_right", "cached where it may not go yet", OF_A, AWAY, 4, first(class_index=1)),
+    Case("classes_are_right", "cached in host memory", OF_A, IN_HOST, 1, first(class_index=1)),
+    Case("classes_are_right", "predicted", replace(OF_A, index=IndexMode.APPROXIMATE), PREDICTED, 3,
+         first(class_index=1)),
     Case("parks_once", "a class without thresholds, advisory", free(), MARKED["gone"], 2, instead(Park("a", 0))),
     Case("refusals_are_justified", "it is not too large", STRICT, SMALL, 1, refused(R.TOO_LARGE, "a")),
     Case("refusals_are_justified", "not at the door either", STRICT, SMALL, 1, refused(R.TOO_LARGE, "a", -1)),

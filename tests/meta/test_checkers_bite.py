@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 from checker_cases import (
+    BUCKETS,
     QUEUE,
     TWO_UP,
     UP,
@@ -37,15 +38,10 @@ from kvcore.events import (
     WorkerRemoved,
     WorkerUpserted,
 )
-from kvcore.policy import Arbitration, CacheBucket, PolicyClass, PolicyProfile, QueuePolicy
+from kvcore.policy import Arbitration, QueuePolicy
 from kvcore.request import Overlap, Rank, WorkerConfig
 
 R = RejectReason
-
-#: Two buckets: what is cached decides.
-BUCKETS = PolicyProfile(
-    tuple([PolicyClass(name, 10, policy_family="f0", cache_bucket=name, prefill_busy_threshold=0) for name in "ab"]),
-    (CacheBucket("a", 0), CacheBucket("b", 8)), "f0")
 REMOVAL = (*QUEUE[:2], (WorkerRemoved(5, 1),))
 FINISHED = (*QUEUE[:2], (RequestFinished(5, "a", 1),), (RequestFinished(6, "a", 1),), (WorkerRemoved(7, 1),))
 REPEATED = (*QUEUE[:2], (PrefillCompleted(5, "a", 1),), (PrefillCompleted(6, "a", 1),))

@@ -257,7 +257,7 @@ def test_E43_what_nobody_reported_is_not_what_is_zero():
 
 
 def test_E44_each_report_has_its_own_time():
-    """gateway-api-inference-extension#99: one slow scrape delayed the refresh of all. There is no barrier."""
+    """GAIE#99: one slow scrape delayed the refresh of all. There is no barrier."""
     story = FleetStory(1, 2, 3, reported_load_ttl_ns=100)
     ask = Request("q", 8)
     for worker_id, now_ns in ((1, 0), (2, 30), (3, 70)):
@@ -270,7 +270,7 @@ def test_E44_each_report_has_its_own_time():
 
 
 def test_E44_a_report_that_comes_again_starts_anew():
-    """gateway-api-inference-extension#99: the age of a rank's figures is its own."""
+    """GAIE#99: the age of a rank's figures is its own."""
     story = FleetStory(1, 2, reported_load_ttl_ns=100)
     for worker_id in (1, 2):
         story.report(worker_id, 1, requests=5)
