@@ -4,9 +4,9 @@
     python tests/fixed_history.py --golden  writes it to tests/golden/, after a change that is meant to alter it
 
 Every kind of event and of action occurs: the plain run on classes and orders, in both modes of arbitration, the full
-one also on strict capacity, marks, load reports, cache tiers, predictions, decay and a temperature. The choices come
-from a generator of its own, so that they depend on nothing but SEED; what the driver remembers is kept in the order in
-which the scheduler told it.
+one also on strict capacity, marks, load reports, tiers, predictions, decay, a temperature, retries and a drain. The
+choices come from a generator of its own, so that they depend on nothing but SEED; what the driver remembers is kept in
+the order in which the scheduler told it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,11 @@ from kvcore import (
     BlocksStored,
     CacheBucket,
     Capacity,
+    CapacityHinted,
     Dispatch,
+    DispatchAccepted,
+    DispatchFailed,
+    Drained,
     Evict,
     LoadReported,
     OnOverload,
@@ -103,6 +107,7 @@ class History:
     def __init__(self, full: bool) -> None:
         self.full = full
         self.reports = 0
+        self.batches = 0
         self.dice = Dice(SEED)
         self.now_ns = 0
         self.count = 0
@@ -125,6 +130,9 @@ class History:
     def batch(self):
         """One to four facts, a little later."""
         self.now_ns += self.dice.below(40_000_000)
+        self.batches += 1
+        if self.full and self.batches == BATCHES - STRIDE:
+            return [Drained(self.now_ns, self.now_ns + 300_000_000)]
         return [self.fact() for _ in range(1 + self.dice.below(4))]
 
     def fact(self):
@@ -150,6 +158,8 @@ class History:
     def told_of_worker(self):
         """What somebody says of a worker, or an engine of itself; now and then too late."""
         dice, worker = self.dice, self.dice.below(WORKERS)
+        if dice.one_in(6):
+            return CapacityHinted(self.now_ns, None if dice.one_in(3) else (Rank(worker),))
         incarnation = max(0, self.incarnations[worker] - dice.one_in(12))
         if dice.one_in(2):
             self.reports += 1 - 3 * dice.one_in(9)
@@ -164,6 +174,10 @@ class History:
         names = list(self.running)
         name = names[self.dice.below(len(names))]
         attempt = self.running[name] - self.dice.one_in(20)
+        if self.full and self.dice.one_in(5):
+            if self.dice.one_in(2):
+                return DispatchAccepted(self.now_ns, name, max(1, attempt))
+            return DispatchFailed(self.now_ns, name, max(1, attempt), retry=not self.dice.one_in(4))
         if roll < 52:
             return PrefillCompleted(self.now_ns, name, max(1, attempt))
         if roll < 66:
@@ -220,7 +234,7 @@ class History:
             match event:
                 case RequestArrived():
                     self.waiting.append(event.request.request_id)
-                case RequestFinished() if self.running.get(event.request_id) == event.attempt:
+                case RequestFinished() | DispatchFailed() if self.running.get(event.request_id) == event.attempt:
                     del self.running[event.request_id]
         for action in actions:
             match action:
@@ -238,7 +252,7 @@ def play(arbitration: Arbitration, full: bool = False):
         config = replace(
             config, capacity=Capacity.STRICT, weights=SelectionWeights(active_request_weight=2.0, temperature=0.25),
             on_overload=OnOverload.WAIT, overload_wait_ns=200_000_000, prefill_decay=PrefillDecay.LINEAR,
-            predict_ttl_ns=500_000_000, reported_load_ttl_ns=150_000_000)
+            predict_ttl_ns=500_000_000, reported_load_ttl_ns=150_000_000, attempts_max=2)
     scheduler = Scheduler(config)
     history = History(full)
     told = hashlib.sha256()

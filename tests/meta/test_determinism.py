@@ -43,7 +43,7 @@ def test_another_process(golden, tmp_path, seed):
 def test_the_record_is_worth_keeping(golden):
     """It holds every kind of event and action and most reasons, and it grows from line to line."""
     runs = json.loads(golden)
-    assert len(runs["full"]["kinds"]) == 18
+    assert len(runs["full"]["kinds"]) == 22
     seen = {reason for run in runs.values() for reason in run["rejected"]}
     assert {reason.name for reason in RejectReason} - seen == {"NO_WORKERS"}
     for run in runs.values():

@@ -1,4 +1,4 @@
-"""The door of `step` for capacity and selection: weights, tiers, overlaps of all kinds, status and load reports."""
+"""The door of `step` for capacity, selection and retries: weights, tiers, overlaps, status, load, failures."""
 
 from __future__ import annotations
 
@@ -12,6 +12,10 @@ from kvcore.events import (
     BlocksCleared,
     BlocksRemoved,
     BlocksStored,
+    CapacityHinted,
+    DispatchAccepted,
+    DispatchFailed,
+    Drained,
     LoadReported,
     RequestArrived,
     Tier,
@@ -80,6 +84,13 @@ BROKEN = [
     (WorkerStatusChanged(NOW, 1, 0, "x", False, False, TWO_62),
      "lease_ns must be None or 1..2^62-1, not 4611686018427387904"),
     (WorkerStatusChanged(NOW, 1, 0, "x", False, False, 1.0), "lease_ns must be None or 1..2^62-1, not 1.0"),
+    (DispatchAccepted(NOW, "", 1), "request_id must be non-empty text"),
+    (DispatchAccepted(NOW, "a", 0), "attempt must be >= 1, not 0"),
+    (DispatchFailed(NOW, "\ud800", 1), "request_id is not encodable as UTF-8: '\\ud800'"),
+    (DispatchFailed(NOW, "a", -1, True), "attempt must be >= 1, not -1"),
+    (CapacityHinted(NOW, (RANK, 1)), "ranks must hold Ranks, not 1"),
+    (Drained(NOW, -1), "deadline_ns must be 0..2^62-1, not -1"),
+    (Drained(NOW, TWO_62), "deadline_ns must be 0..2^62-1, not 4611686018427387904"),
     (LoadReported(NOW, 1, 0, -1, 0), "incarnation must be >= 0, not -1"),
     (report(-1), "sequence must be 0..2^53, not -1"),
     (report(0, -1), "prefill_tokens must be 0..2^53, not -1"),
@@ -97,6 +108,8 @@ ACCEPTED = [
     arrive(preferred_taints=(("", -3), ("ä", 0.5))), arrive(weights=SelectionWeights(overlap_score_credit=1.5)),
     BlocksStored(NOW, 1, 0, 0, (1,), Tier.DISK), BlocksCleared(NOW, 1, 0, 0), BlocksCleared(NOW, 1, 0, 0, Tier.HOST),
     WorkerStatusChanged(NOW, 1, 0, "", False, True, TWO_62 - 1), WorkerStatusChanged(NOW, 9, 2**63 - 1),
+    DispatchAccepted(NOW, "a", 2**63 - 1), DispatchFailed(NOW, "a", 1, True), CapacityHinted(NOW, ()),
+    CapacityHinted(NOW, (RANK, Rank(9, 9))), Drained(NOW, 0), Drained(NOW, TWO_62 - 1),
     report(TWO_53, TWO_53, TWO_53, TWO_53), WorkerUpserted(NOW, WorkerConfig(1, prefill_tokens_per_s=TWO_53)),
 ]
 

@@ -24,7 +24,7 @@ def test_defaults():
         "default_busy_threshold_frac": None, "booking_ttl_ns": None, "index": IndexMode.EVENTS, "seed": 0,
         "weights": dataclasses.asdict(SelectionWeights()), "role": Role.PREFILL, "on_overload": OnOverload.REJECT,
         "overload_wait_ns": 30 * 10**9, "prefill_decay": PrefillDecay.NONE, "predict_ttl_ns": None,
-        "reported_load_ttl_ns": None, "capacity": None}
+        "reported_load_ttl_ns": None, "capacity": None, "attempts_max": 8}
     assert Scheduler().config == Scheduler(None).config == config
 
 
@@ -165,6 +165,8 @@ NAN, INF = math.nan, math.inf
         ({"predict_ttl_ns": 0}, "predict_ttl_ns must be 1..2^62-1 or None, not 0"),
         ({"reported_load_ttl_ns": 2**62}, "reported_load_ttl_ns must be 1..2^62-1 or None, not 4611686018427387904"),
         ({"prefill_decay": True}, "prefill_decay must be a PrefillDecay, not True"),
+        ({"attempts_max": 0}, "attempts_max must be 1..2^31-1, not 0"),
+        ({"attempts_max": True}, "attempts_max must be 1..2^31-1, not True"),
         ({"capacity": "strict"}, "capacity must be a Capacity or None, not 'strict'"),
     ],
 )

@@ -28,6 +28,10 @@ from kvcore.events import (
     BlocksCleared,
     BlocksRemoved,
     BlocksStored,
+    CapacityHinted,
+    DispatchAccepted,
+    DispatchFailed,
+    Drained,
     Event,
     LoadReported,
     Outcome,
@@ -64,7 +68,9 @@ VALUES = [
     WorkerUpserted(6, WorkerConfig(1), INT64_MAX), WorkerRemoved(7, U64), BlocksStored(8, U64, U32, 1, (1, U64)),
     BlocksStored(8, 1, 2, 3, (), Tier.DISK), BlocksRemoved(9, 1, 2, 3, ()), BlocksCleared(2**62 - 1, 1, 2, 3),
     BlocksCleared(9, 1, 2, 3, Tier.HOST), WorkerStatusChanged(9, 1, 2), LoadReported(9, 1, 2, 3, 4, 5, 6, 7),
-    WorkerStatusChanged(9, U64, INT64_MAX, "health", False, True, 5),
+    WorkerStatusChanged(9, U64, INT64_MAX, "health", False, True, 5), DispatchAccepted(9, "a", 1),
+    DispatchFailed(9, "a", 1), DispatchFailed(9, "a", 1, True), CapacityHinted(9), CapacityHinted(9, (RANK,)),
+    Drained(9, 99),
     Dispatch("a", 1, U64, U32, 0, 16, 1, 17, 2, 2**62 - 1), Reject("a", RejectReason.DUPLICATE_ID),
     Reject("a", RejectReason.QUEUE_FULL_REQUESTS, 3, 5, 4, 1_000_000), Park("a", 2), Park("b", 2, ParkReason.QUEUED),
     Evict("a", 3, 1, EvictReason.WORKER_REMOVED), Ignored("a", 0), Ignored("a", 9, IgnoredReason.STALE),
@@ -209,6 +215,8 @@ def test_defaults():
     assert SelectionWeights() == SelectionWeights(1.0, 0.0, 1.0, 0.75, 0.25, 0.0, 0.0, 0.0)
     assert BlocksStored(0, 1, 0, 0, ()).tier is BlocksRemoved(0, 1, 0, 0, ()).tier is Tier.DEVICE
     assert BlocksCleared(0, 1, 0, 0).tier is None
+    assert DispatchFailed(0, "a", 1).retry is False
+    assert CapacityHinted(0).ranks is None
     assert WorkerStatusChanged(0, 1, 0) == WorkerStatusChanged(0, 1, 0, "", True, False, None)
     assert dataclasses.asdict(WorkerConfig(3)) == {
         "worker_id": 3, "dp_start": 0, "dp_size": 1, "max_batched_tokens": None, "total_kv_blocks": None,
@@ -225,11 +233,12 @@ def test_reasons_are_labels():
         "DUPLICATE_ID": 1, "DEADLINE_EXPIRED": 2, "PINNED_WORKER_NOT_ALLOWED": 3, "PINNED_WORKER_UNAVAILABLE": 4,
         "NO_WORKERS": 5, "NO_ELIGIBLE_WORKER": 6, "QUEUE_FULL_REQUESTS": 7, "QUEUE_FULL_RAW_TOKENS": 8,
         "QUEUE_FULL_CACHED_TOKENS": 9, "WOULD_QUEUE": 10, "PINNED_WORKER_OVERLOADED": 11,
-        "ALL_ELIGIBLE_OVERLOADED": 12, "TOO_LARGE": 13}
+        "ALL_ELIGIBLE_OVERLOADED": 12, "TOO_LARGE": 13, "SHUTTING_DOWN": 14, "RETRIES_EXHAUSTED": 15}
     assert {tier.name: tier.value for tier in Tier} == {"DEVICE": 0, "HOST": 1, "DISK": 2}
     assert [(reason.name, reason.value) for kind in (ParkReason, EvictReason, IgnoredReason, Outcome)
             for reason in kind] == [
-        ("QUEUED", 1), ("WORKER_REMOVED", 1), ("BOOKING_EXPIRED", 2), ("STALE", 1), ("COMPLETED", 0), ("ABORTED", 1)]
+        ("QUEUED", 1), ("WORKER_REMOVED", 1), ("BOOKING_EXPIRED", 2), ("DRAIN_DEADLINE", 3), ("STALE", 1),
+        ("COMPLETED", 0), ("ABORTED", 1)]
 
 
 # Construction converts: what decoders of outside text must know.
