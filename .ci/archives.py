@@ -38,10 +38,13 @@ def wheel_faults(path: str) -> list[str]:
         needed.add(f"{INSTALLED[folder]}/{rest}")
     faults = [f"wheel lacks {name}" for name in sorted(needed - names)]
     compiled = {name.partition(".")[0] for name in names if name.endswith(".so")}
+    sources = tree({".pyx", ".py"})
     for name in tree({".pyx", ".pxd"}):
         folder, _, rest = name.partition("/")
+        stem = name.rpartition(".")[0]
         module = f"{INSTALLED[folder]}/{rest.rpartition('.')[0]}"
-        if module not in compiled and module != "kvcore/_types":
+        # A .pxd that stands alone, like _types.pxd, has nothing to compile.
+        if module not in compiled and sources & {f"{stem}.pyx", f"{stem}.py"}:
             faults.append(f"wheel lacks the compiled {module}")
     unwanted = BUILT - {".so"} | {".pyx"}
     faults += [f"wheel holds {name}" for name in sorted(names) if PurePosixPath(name).suffix in unwanted]
