@@ -7,6 +7,7 @@ KVCORE_TRACE=1 builds with line tracing, for coverage of the Cython modules.
 import hashlib
 import os
 import pathlib
+import struct
 import sys
 
 from Cython import __version__ as CYTHON
@@ -109,8 +110,8 @@ def translated() -> list[Extension]:
     return found
 
 
-if sys.byteorder != "little":
-    sys.exit("kvcore is built for little-endian machines only")
+if sys.byteorder != "little" or struct.calcsize("L") != 8:
+    sys.exit("kvcore is built for little-endian machines with 64-bit longs only")
 
 setup(
     ext_modules=translated(),

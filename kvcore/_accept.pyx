@@ -6,7 +6,7 @@ here. Types that the compiled dataclasses enforce at construction (text, C integ
 Cost: O(1) per event, plus O(length) of its tuples.
 """
 from cpython.float cimport PyFloat_CheckExact
-from cpython.long cimport PyLong_AsUnsignedLongLong, PyLong_CheckExact
+from cpython.long cimport PyLong_AsUnsignedLong, PyLong_CheckExact
 from libc.math cimport isfinite
 from kvcore._types cimport NS_END, ceil_div
 from kvcore._workers cimport DP_SIZE_MAX
@@ -48,57 +48,57 @@ cdef int accept(tuple events, ns_t last_ns, int64_t block_size) except -1:
 
 
 cdef int _check(Event event, int64_t block_size) except -1:
-    match event:
-        case RequestArrived():
-            _check_request((<RequestArrived>event).request, block_size)
-        case PrefillCompleted():
-            _check_run((<PrefillCompleted>event).request_id, (<PrefillCompleted>event).attempt)
-        case OutputBlockAdded():
-            _check_run((<OutputBlockAdded>event).request_id, (<OutputBlockAdded>event).attempt)
-            _check_fraction((<OutputBlockAdded>event).decay_fraction)
-        case RequestFinished():
-            _check_run((<RequestFinished>event).request_id, (<RequestFinished>event).attempt)
-            if not isinstance((<RequestFinished>event).outcome, Outcome):
-                raise ValueError(f"outcome must be an Outcome, not {(<RequestFinished>event).outcome!r}")
-            _check_count("context_tokens", (<RequestFinished>event).context_tokens, 0)
-        case BlocksStored():
-            _check_hashes("block_hashes", (<BlocksStored>event).block_hashes)
-            _check_incarnation((<BlocksStored>event).incarnation)
-            _check_tier((<BlocksStored>event).tier)
-        case BlocksRemoved():
-            _check_hashes("block_hashes", (<BlocksRemoved>event).block_hashes)
-            _check_incarnation((<BlocksRemoved>event).incarnation)
-            _check_tier((<BlocksRemoved>event).tier)
-        case BlocksCleared():
-            _check_incarnation((<BlocksCleared>event).incarnation)
-            if (<BlocksCleared>event).tier is not None:
-                _check_tier((<BlocksCleared>event).tier)
-        case RequestCancelled():
-            _check_id((<RequestCancelled>event).request_id)
-        case WorkerUpserted():
-            _check_worker((<WorkerUpserted>event).config)
-            _check_incarnation((<WorkerUpserted>event).incarnation)
-        case WorkerRemoved():
-            pass
-        case WorkerStatusChanged():
-            _check_status(<WorkerStatusChanged>event)
-        case LoadReported():
-            _check_report(<LoadReported>event)
-        case DispatchAccepted():
-            _check_run((<DispatchAccepted>event).request_id, (<DispatchAccepted>event).attempt)
-        case DispatchFailed():
-            _check_run((<DispatchFailed>event).request_id, (<DispatchFailed>event).attempt)
-        case CapacityHinted():
-            for rank in (<CapacityHinted>event).ranks or ():
-                if not isinstance(rank, Rank):
-                    raise ValueError(f"ranks must hold Ranks, not {rank!r}")
-        case Drained():
-            if not 0 <= (<Drained>event).deadline_ns < NS_END:
-                raise ValueError(f"deadline_ns must be 0..2^62-1, not {(<Drained>event).deadline_ns}")
-        case TimerFired():
-            pass
-        case _:
-            raise ValueError(f"unknown event {type(event).__name__}")
+    cdef object kind = type(event)
+    if kind is RequestArrived:
+        _check_request((<RequestArrived>event).request, block_size)
+    elif kind is PrefillCompleted:
+        _check_run((<PrefillCompleted>event).request_id, (<PrefillCompleted>event).attempt)
+    elif kind is OutputBlockAdded:
+        _check_run((<OutputBlockAdded>event).request_id, (<OutputBlockAdded>event).attempt)
+        _check_fraction((<OutputBlockAdded>event).decay_fraction)
+    elif kind is RequestFinished:
+        _check_run((<RequestFinished>event).request_id, (<RequestFinished>event).attempt)
+        if not isinstance((<RequestFinished>event).outcome, Outcome):
+            raise ValueError(f"outcome must be an Outcome, not {(<RequestFinished>event).outcome!r}")
+        _check_count("context_tokens", (<RequestFinished>event).context_tokens, 0)
+    elif kind is BlocksStored:
+        _check_hashes("block_hashes", (<BlocksStored>event).block_hashes)
+        _check_incarnation((<BlocksStored>event).incarnation)
+        _check_tier((<BlocksStored>event).tier)
+    elif kind is BlocksRemoved:
+        _check_hashes("block_hashes", (<BlocksRemoved>event).block_hashes)
+        _check_incarnation((<BlocksRemoved>event).incarnation)
+        _check_tier((<BlocksRemoved>event).tier)
+    elif kind is BlocksCleared:
+        _check_incarnation((<BlocksCleared>event).incarnation)
+        if (<BlocksCleared>event).tier is not None:
+            _check_tier((<BlocksCleared>event).tier)
+    elif kind is RequestCancelled:
+        _check_id((<RequestCancelled>event).request_id)
+    elif kind is WorkerUpserted:
+        _check_worker((<WorkerUpserted>event).config)
+        _check_incarnation((<WorkerUpserted>event).incarnation)
+    elif kind is WorkerRemoved:
+        pass
+    elif kind is WorkerStatusChanged:
+        _check_status(<WorkerStatusChanged>event)
+    elif kind is LoadReported:
+        _check_report(<LoadReported>event)
+    elif kind is DispatchAccepted:
+        _check_run((<DispatchAccepted>event).request_id, (<DispatchAccepted>event).attempt)
+    elif kind is DispatchFailed:
+        _check_run((<DispatchFailed>event).request_id, (<DispatchFailed>event).attempt)
+    elif kind is CapacityHinted:
+        for rank in (<CapacityHinted>event).ranks or ():
+            if not isinstance(rank, Rank):
+                raise ValueError(f"ranks must hold Ranks, not {rank!r}")
+    elif kind is Drained:
+        if not 0 <= (<Drained>event).deadline_ns < NS_END:
+            raise ValueError(f"deadline_ns must be 0..2^62-1, not {(<Drained>event).deadline_ns}")
+    elif kind is TimerFired:
+        pass
+    else:
+        raise ValueError(f"unknown event {type(event).__name__}")
     return 0
 
 
@@ -302,7 +302,7 @@ cdef inline int _check_hash(str name, object value) except -1:
     if not PyLong_CheckExact(value):
         raise ValueError(f"{name} must hold integers 0..2^64-1, not {value!r}")
     try:
-        PyLong_AsUnsignedLongLong(value)
+        PyLong_AsUnsignedLong(value)
     except OverflowError:
         raise ValueError(f"{name} must hold integers 0..2^64-1, not {value!r}") from None
     return 0

@@ -99,8 +99,9 @@ cdef class Inspector:
         cdef rank_t* rank
         cdef int32_t i
         waiting = &self._queue.waiting.rows[slot]
-        common = (<int>row.state, row.class_index, row.prompt, row.arrival_ns, row.deadline_ns, row.attempt, row.attempts,
-                  [row.path[i] for i in range(row.path_length)], [row.sequence[i] for i in range(row.sequence_length)],
+        common = (<int>row.state, row.class_index, row.prompt, row.arrival_ns, row.deadline_ns, row.attempt,
+                  row.attempts, [row.path[i] for i in range(row.path_length)],
+                  [row.sequence[i] for i in range(row.sequence_length)],
                   _wishes(self._requests.request(slot)), row.track_prefill, row.outside, row.reserve, waiting.key.tier,
                   waiting.key.first, waiting.key.second, waiting.key.seq, waiting.cached, waiting.cost)
         if row.state == STATE_WAITING:
@@ -112,8 +113,8 @@ cdef class Inspector:
             return (common, row.progress_ns)
         booking = &self._fleet.ledger.bookings[slot]
         rank = &self._fleet.workers.ranks[booking.rank]
-        return (common, row.progress_ns, row.accepted, rank.worker_id, rank.dp_rank, booking.prefilling, booking.prefill,
-                booking.outputs, booking.outputs_decayed, booking.decayed_weight, booking.private_blocks,
+        return (common, row.progress_ns, row.accepted, rank.worker_id, rank.dp_rank, booking.prefilling,
+                booking.prefill, booking.outputs, booking.outputs_decayed, booking.decayed_weight, booking.private_blocks,
                 booking.reserve_blocks, self._weights(slot))
 
     cdef list _weights(self, slot_t slot):

@@ -20,7 +20,7 @@ from kvcore._load cimport (
 from kvcore._overlaps cimport room_for
 from kvcore._requests cimport request_t
 from kvcore._selector cimport cached_tokens, choose, device_blocks
-from kvcore._types cimport NO_SLOT, int32_t, resize
+from kvcore._types cimport NO_SLOT, resize
 from kvcore.request cimport effective_cached_tokens, output_blocks, prefill_delta, prompt_blocks
 
 from kvcore.actions import RejectReason

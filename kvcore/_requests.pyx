@@ -11,7 +11,7 @@ with a look to come, are in that heap; exactly
 the running and evicted rows of a timed table are in the list, whose progress_ns never falls from oldest to newest,
 equal ones by attempt.
 """
-from cpython.long cimport PyLong_AsUnsignedLongLong
+from cpython.long cimport PyLong_AsUnsignedLong
 from libc.stdlib cimport free, malloc
 from kvcore._heap cimport heap_free, heap_init, heap_push, heap_remove, heap_reserve, key_t
 from kvcore._types cimport NEVER_NS, NO_SLOT, resize
@@ -265,5 +265,5 @@ cdef uint64_t* _copied(tuple blocks, tuple extra) except? NULL:
     if path == NULL:
         raise MemoryError("request path")
     for i in range(size):
-        path[i] = PyLong_AsUnsignedLongLong(blocks[i] if i < len(blocks) else extra[i - len(blocks)])
+        path[i] = PyLong_AsUnsignedLong(blocks[i] if i < len(blocks) else extra[i - len(blocks)])
     return path

@@ -144,41 +144,41 @@ cdef class Scheduler:
         return 0
 
     cdef int _apply(self, Event event, list out) except -1:
-        match event:
-            case RequestArrived():
-                return self._on_arrived((<RequestArrived>event).request, out)
-            case OutputBlockAdded():
-                return self._on_output_block(<OutputBlockAdded>event, out)
-            case PrefillCompleted():
-                return self._on_prefill_completed(<PrefillCompleted>event, out)
-            case RequestFinished():
-                return self._on_finished(<RequestFinished>event, out)
-            case BlocksStored():
-                return self._note(self._on_blocks_stored(<BlocksStored>event))
-            case BlocksRemoved():
-                return self._note(self._on_blocks_removed(<BlocksRemoved>event))
-            case RequestCancelled():
-                return self._on_cancelled(<RequestCancelled>event, out)
-            case TimerFired():
-                return 0
-            case BlocksCleared():
-                return self._note(self._on_blocks_cleared(<BlocksCleared>event))
-            case WorkerUpserted():
-                return self._on_worker_upserted(<WorkerUpserted>event, out)
-            case WorkerRemoved():
-                return self._on_worker_removed(<WorkerRemoved>event, out)
-            case WorkerStatusChanged():
-                return self._note(self._on_status_changed(<WorkerStatusChanged>event))
-            case LoadReported():
-                return self._note(self._on_load_reported(<LoadReported>event))
-            case DispatchAccepted():
-                return self._on_accepted(<DispatchAccepted>event, out)
-            case DispatchFailed():
-                return self._on_failed(<DispatchFailed>event, out)
-            case CapacityHinted():
-                return self.fleet.hint((<CapacityHinted>event).ranks)
-            case Drained():
-                return self.lifecycle.drain((<Drained>event).deadline_ns, out)
+        cdef object kind = type(event)
+        if kind is RequestArrived:
+            return self._on_arrived((<RequestArrived>event).request, out)
+        if kind is OutputBlockAdded:
+            return self._on_output_block(<OutputBlockAdded>event, out)
+        if kind is PrefillCompleted:
+            return self._on_prefill_completed(<PrefillCompleted>event, out)
+        if kind is RequestFinished:
+            return self._on_finished(<RequestFinished>event, out)
+        if kind is BlocksStored:
+            return self._note(self._on_blocks_stored(<BlocksStored>event))
+        if kind is BlocksRemoved:
+            return self._note(self._on_blocks_removed(<BlocksRemoved>event))
+        if kind is RequestCancelled:
+            return self._on_cancelled(<RequestCancelled>event, out)
+        if kind is TimerFired:
+            return 0
+        if kind is BlocksCleared:
+            return self._note(self._on_blocks_cleared(<BlocksCleared>event))
+        if kind is WorkerUpserted:
+            return self._on_worker_upserted(<WorkerUpserted>event, out)
+        if kind is WorkerRemoved:
+            return self._on_worker_removed(<WorkerRemoved>event, out)
+        if kind is WorkerStatusChanged:
+            return self._note(self._on_status_changed(<WorkerStatusChanged>event))
+        if kind is LoadReported:
+            return self._note(self._on_load_reported(<LoadReported>event))
+        if kind is DispatchAccepted:
+            return self._on_accepted(<DispatchAccepted>event, out)
+        if kind is DispatchFailed:
+            return self._on_failed(<DispatchFailed>event, out)
+        if kind is CapacityHinted:
+            return self.fleet.hint((<CapacityHinted>event).ranks)
+        if kind is Drained:
+            return self.lifecycle.drain((<Drained>event).deadline_ns, out)
         raise AssertionError(f"accepted but not applied: {event!r}")
 
     cdef int _check_invariants(self) except -1:

@@ -1,8 +1,7 @@
 """Doors for tests to compiled internals: containers, requests, taints, workers, keys. Never shipped.
 
-A door converts and does nothing else: NO_SLOT becomes None, C rows become tuples, sequences become C arrays.
+A door converts and does nothing else: NO_SLOT becomes None, C rows become tuples.
 """
-from cpython cimport array
 from libc.stdlib cimport free, malloc
 from kvcore._heap cimport heap_free, heap_init, heap_push, heap_remove, heap_reserve, heap_t, key_less, key_t
 from kvcore._keys cimport fill_key, order_named
@@ -13,8 +12,6 @@ from kvcore._types cimport NEVER_NS, NO_SLOT, int32_t, int64_t, ns_t, slot_t, ui
 from kvcore._workers cimport WorkerTable, worker_t
 from kvcore.request cimport (
     Request, WorkerConfig, effective_cached_tokens, prefill_delta, prompt_blocks)
-
-import array
 
 
 cdef object or_none(slot_t slot):
