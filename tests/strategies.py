@@ -221,28 +221,32 @@ def choices(draw) -> Flavour:
 @st.composite
 def retries(draw) -> Flavour:
     """Dispatches that fail and come again, where requests compete, overtake, are refused, and workers come and go."""
-    bounds = st.sampled_from((None, None, 0, 5, 15))
+    orders, bounds = draw(st.sampled_from((
+        (tuple(QueuePolicy), (None,)), (tuple(QueuePolicy), (None, 0, 5, 15)), ((QueuePolicy.LCFS,), (5, 9, 15)))))
     names = ("alpha", "beta")[: draw(st.sampled_from((1, 2)))]
     classes = tuple(
-        PolicyClass(name, draw(st.sampled_from((5, 1, 20))), draw(st.sampled_from(list(QueuePolicy))),
+        PolicyClass(name, draw(st.sampled_from((5, 1, 20))), draw(st.sampled_from(orders)),
                     policy_family=name, cache_bucket="all", prefill_busy_threshold=draw(st.sampled_from((0, 0, 5, 20))),
                     request_queue_limit_per_worker=draw(st.sampled_from((None, None, None, 0, 2))),
-                    max_overtake_tokens=draw(bounds))
+                    max_overtake_tokens=draw(st.sampled_from(bounds)))
         for name in names)
     profile = PolicyProfile(classes, (CacheBucket("all", 0),), "alpha",
                             draw(st.sampled_from((Arbitration.EXACT, Arbitration.REFERENCE))),
                             draw(st.sampled_from((Capacity.ADVISORY, Capacity.ADVISORY, Capacity.STRICT))))
+    keys, used = draw(st.sampled_from((
+        ({}, set()), ({}, {"deadline"}), ({"prefill_decay": PrefillDecay.LINEAR}, {"rate"}),
+        ({"index": IndexMode.APPROXIMATE, "predict_ttl_ns": 4}, {"path"}))))
     config = SchedulerConfig(
         4, profile, attempts_max=draw(st.sampled_from((8, 8, 1, 2, 3))),
         on_overload=draw(st.sampled_from(list(OnOverload))), overload_wait_ns=draw(st.sampled_from((3, 10))),
-        booking_ttl_ns=draw(st.sampled_from((None, None, 20))),
-        **draw(st.sampled_from(({}, {"prefill_decay": PrefillDecay.LINEAR}, {"index": IndexMode.APPROXIMATE}))))
-    kinds = {"arrive": 7, "fail": 6, "accept": 1, "prefill": 3, "finish": 1, "timer": 1, "hint": 1,
+        booking_ttl_ns=draw(st.sampled_from((None, None, 10))), **keys)
+    kinds = {"arrive": 8, "fail": 6, "accept": 1, "prefill": 3, "finish": 1, "timer": 1, "hint": 1,
              "cancel": draw(st.integers(0, 1)), "status": draw(st.sampled_from((0, 2))), "upsert": 1,
-             "remove": draw(st.sampled_from((0, 0, 1))), "drain": draw(st.sampled_from((0, 0, 2)))}
-    some = ("pin", "allowed", "taints", "deadline", "do_not_queue", "caps", "rate", "lease", "path", "strict")
-    used = {f for f in some if draw(st.sampled_from((False, False, True)))}
-    return Flavour(config, names, (1, 2, 3, 4, 5, 8, 10, 12), kinds, FEATURES - used, (0, 0, 1, 1, 2, 5), 2, (1, 1, 2))
+             "remove": draw(st.sampled_from((0, 0, 1))), "drain": draw(st.sampled_from((0, 4)))}
+    some = ("pin", "do_not_queue", "caps", "lease", "strict", "overlap")
+    used = used | {f for f in some if draw(st.sampled_from((False, False, False, True)))}
+    used |= draw(st.sampled_from((set(), set(), set(), {"allowed"}, {"taints"})))
+    return Flavour(config, names, (4, 5, 8, 1, 2, 3, 10, 12), kinds, FEATURES - used, (0, 0, 1, 1, 2, 5), 2, (1, 1, 2))
 
 
 def flavours(broken: bool = True, config: SchedulerConfig | None = None) -> st.SearchStrategy[Flavour]:

@@ -186,7 +186,7 @@ class Resolver:
             self.rank(which, known) for which, known in zip((number, other), ranks, strict=False)))
 
     def drain(self) -> Drained | TimerFired:
-        grace_ns = self.pick((5, 1, 20, 0, -1, 10**9, NS_LAST))
+        grace_ns = self.pick((5, 1, 10, 20, 0, -1, 10**9, NS_LAST))
         if not self.late:
             return TimerFired(self.now_ns)
         return Drained(self.now_ns, max(0, min(self.now_ns + grace_ns, NS_LAST)))

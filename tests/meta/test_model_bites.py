@@ -276,7 +276,7 @@ MUTANTS = {
     RemovalIsNoProgress: SWARM,
     EvictsById: SWARM,
     DeadlineOneLate: SWARM,
-    BusyAtThreshold: SWARM,
+    BusyAtThreshold: DETOURS,
     SettlesAfterEveryEvent: SWARM,
     ReuseOfAttempts: SWARM,
     EvictedNeverEnds: SWARM,
