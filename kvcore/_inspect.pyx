@@ -114,8 +114,8 @@ cdef class Inspector:
         booking = &self._fleet.ledger.bookings[slot]
         rank = &self._fleet.workers.ranks[booking.rank]
         return (common, row.progress_ns, row.accepted, rank.worker_id, rank.dp_rank, booking.prefilling,
-                booking.prefill, booking.outputs, booking.outputs_decayed, booking.decayed_weight, booking.private_blocks,
-                booking.reserve_blocks, self._weights(slot))
+                booking.prefill, booking.outputs, booking.outputs_decayed, booking.decayed_weight,
+                booking.private_blocks, booking.reserve_blocks, self._weights(slot))
 
     cdef list _weights(self, slot_t slot):
         """Weights of a booking's prompt blocks on its rank: sticky, so part of the state."""
