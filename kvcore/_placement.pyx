@@ -332,6 +332,8 @@ cdef class Placement:
         cdef int64_t needed = self._needed(request)
         cdef slot_t kept = 0
         cdef slot_t i
+        if count and self.strict and not self._could_hold(request, pin):
+            return 0               # only names that contradict each other could seem to have room
         self._match_active(slot)
         for i in range(count):
             if self._takes(self.candidates[i], pair, needed):

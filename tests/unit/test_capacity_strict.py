@@ -7,7 +7,7 @@ from capacity_stories import FleetStory, capped, held, strict
 from stories import arrive, short
 
 from kvcore.actions import Dispatch
-from kvcore.events import PrefillCompleted, RequestFinished, Tier
+from kvcore.events import PrefillCompleted, RequestFinished, Tier, WorkerRemoved
 from kvcore.request import Rank
 
 # What fits.
@@ -282,3 +282,20 @@ def test_a_batch_fills_to_the_brim():
     actions = story.many(*[arrive(1, f"r{number}", 12) for number in range(20)])
     assert sum(isinstance(action, Dispatch) for action in actions) == 9
     assert story.column("held_blocks") == [9, 9, 9]
+
+
+def test_names_that_repeat_make_nothing_fit_that_could_never_be_held():
+    """One name three times in a row would share three blocks with a rank that holds one (found by the long run).
+
+    A hash names everything before its block, so no true path repeats one; whatever the names, what no rank could ever
+    hold is TOO_LARGE.
+    """
+    story = FleetStory(block_size=4, profile=strict())
+    story.upsert(1, total_kv_blocks=2, max_requests=2)
+    story.upsert(2, total_kv_blocks=10, max_requests=1)
+    story.arrive("x", 4, pinned=Rank(1), sequence_hashes=(5,))
+    story.arrive("y", 4, pinned=Rank(1))
+    story.arrive("z", 4, pinned=Rank(2))
+    assert short(story.arrive("a", 12, sequence_hashes=(5, 5, 5))) == "P a"
+    actions = story.many(RequestFinished(story.now, "y", 2), WorkerRemoved(story.now, 2))
+    assert short(actions) == "E z, TOO_LARGE a"
