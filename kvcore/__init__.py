@@ -18,7 +18,15 @@ from kvcore.actions import (
     RejectReason,
 )
 from kvcore.config import IndexMode, OnOverload, PrefillDecay, Role, SchedulerConfig
-from kvcore.errors import InvalidConfig, InvalidEvent, InvalidPolicy, InvalidTrace, KvcoreError
+from kvcore.errors import (
+    InvalidConfig,
+    InvalidEvent,
+    InvalidJournal,
+    InvalidPolicy,
+    InvalidTrace,
+    JournalMismatch,
+    KvcoreError,
+)
 from kvcore.events import (
     AnyEvent,
     BlocksCleared,
@@ -42,6 +50,8 @@ from kvcore.events import (
     WorkerStatusChanged,
     WorkerUpserted,
 )
+from kvcore.journal import JournalBatch, JournalReader, JournalReplay, JournalWriter
+from kvcore.journal import replay as replay_journal
 from kvcore.policy import (
     AdmissionSpec,
     Arbitration,
@@ -83,8 +93,14 @@ __all__ = [
     "IndexMode",
     "InvalidConfig",
     "InvalidEvent",
+    "InvalidJournal",
     "InvalidPolicy",
     "InvalidTrace",
+    "JournalBatch",
+    "JournalMismatch",
+    "JournalReader",
+    "JournalReplay",
+    "JournalWriter",
     "KvcoreError",
     "LoadReported",
     "OnOverload",
@@ -118,4 +134,5 @@ __all__ = [
     "WorkerStatusChanged",
     "WorkerUpserted",
     "load_policy",
+    "replay_journal",
 ]

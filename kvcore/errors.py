@@ -60,3 +60,33 @@ class InvalidTrace(KvcoreError, ValueError):
         self.file = file
         self.line = line
         self.reason = reason
+
+
+class InvalidJournal(KvcoreError, ValueError):
+    """A journal that cannot be read.
+
+    file: its path, or an inline marker; line: 1-based line; reason: one phrase.
+    """
+
+    def __init__(self, file: str, line: int, reason: str) -> None:
+        super().__init__(f"{file}:{line}: {reason}")
+        self.file = file
+        self.line = line
+        self.reason = reason
+
+
+class JournalMismatch(KvcoreError):
+    """A journal was stepped again, and something else came out.
+
+    index: the batch, counted from 0. event: its events, a tuple: one decision is made for all of them. expected: what
+    the journal holds; actual: what came out. Both are tuples of actions, or digests where the actions agree.
+    """
+
+    def __init__(
+        self, index: int, event: tuple[object, ...], expected: object, actual: object, *, text: str | None = None,
+    ) -> None:
+        super().__init__(text or f"batch {index}: expected {expected!r}, not {actual!r}")
+        self.index = index
+        self.event = event
+        self.expected = expected
+        self.actual = actual

@@ -20,6 +20,7 @@ LAYERS = {
     "decision": ["_fleet", "_selector", "_standings", "_overlaps", "_placement", "_tables", "_backlog", "_forecast",
                  "_inspect", "_lifecycle", "_accept"],
     "scheduler": ["scheduler"],
+    "record": ["_journal_codec", "_journal_values", "journal"],
     "public": ["__init__"],
     "program": ["__main__"],
 }
@@ -44,13 +45,15 @@ CLOSED = {
     "_selector": {"_types", "_heap", "_blocks", "_prefix", "_active", "_load", "_ledger", "_elementary"},
 }
 
-#: Who may see events and actions: the door, the scheduler, Placement, which fills in a Dispatch, Backlog: Rejects.
-SEES_EVENTS = {"_accept", "scheduler", "__init__"}
-SEES_ACTIONS = {"_placement", "_backlog", "_forecast", "_lifecycle", "scheduler", "__init__"}
+#: Who may see events and actions: the door, the scheduler, Placement, which fills in a Dispatch, Backlog: Rejects; and
+#: the journal above them.
+SEES_EVENTS = {"_accept", "scheduler", "_journal_values", "journal", "__init__"}
+SEES_ACTIONS = {"_placement", "_backlog", "_forecast", "_lifecycle", "scheduler", "_journal_values", "journal",
+                "__init__"}
 
 STDLIB = {
     "__future__", "collections.abc", "copy", "dataclasses", "difflib", "enum", "fractions", "hashlib", "itertools",
-    "math", "re", "typing",
+    "json", "math", "re", "struct", "types", "typing",
 }
 C_LIBRARY = {"cython", "libc.math", "libc.stdint", "libc.stdlib", "libc.string"}
 #: Packages beyond the standard library, and the modules that may have them.
