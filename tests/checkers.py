@@ -7,6 +7,7 @@ the record cannot decide, a checker keeps silent: it may miss a fault, it must n
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from itertools import takewhile
 
 from checkers_fleet import deadlines_hold, ranks_are_allowed, refusals_are_justified, states_are_respected
 from checkers_life import one_life_each
@@ -27,6 +28,9 @@ from recording import Run
 
 from kvcore.actions import Dispatch, Evict, EvictReason, Ignored, Park
 from kvcore.events import (
+    DispatchAccepted,
+    DispatchFailed,
+    Drained,
     OutputBlockAdded,
     PrefillCompleted,
     RequestArrived,
@@ -229,6 +233,17 @@ CHECKERS = {
 }
 
 
+#: Facts that no checker can read yet: what comes after one of them is left to the oracle.
+UNREAD = (DispatchAccepted, DispatchFailed, Drained)
+
+
+def readable(run: Run) -> Run:
+    """The run up to the first batch with a fact that checkers cannot read."""
+    steps = takewhile(lambda step: not any(isinstance(event, UNREAD) for event in step[0]), run.steps)
+    return Run(run.config, list(steps))
+
+
 def faults_of(run: Run) -> list[str]:
     """What all checkers have to say."""
-    return [f"{name}: {fault}" for name, checker in CHECKERS.items() for fault in checker(run)]
+    known = readable(run)
+    return [f"{name}: {fault}" for name, checker in CHECKERS.items() for fault in checker(known)]
