@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 
+from journals import save_failure
 from oracle import Oracle
 from oracle_state import ClassStats, Stats
 from recording import as_code
@@ -23,7 +24,7 @@ PEEK_EVERY = 5
 
 
 class Difference(AssertionError):
-    """The scheduler and the oracle disagree; the text ends with code that shows it."""
+    """The scheduler and the oracle disagree; the text ends with code that shows it, and see journals.py."""
 
 
 def play(plan: Plan, make_scheduler, make_oracle=Oracle) -> None:
@@ -96,5 +97,6 @@ def look(scheduler, oracle, resolver: Resolver, plan: Plan, batches) -> None:
 def compare(what: str, seen, wanted, plan: Plan, batches) -> None:
     """Raise Difference unless equal."""
     if seen != wanted:
+        save_failure(plan.config, batches)
         text = f"{what}: scheduler {seen!r}, oracle {wanted!r}"
         raise Difference(f"{text}\nafter these batches:\n{as_code(plan.config, batches)}")

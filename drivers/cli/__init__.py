@@ -1,7 +1,8 @@
 """The `kvcore` program: one module per sub-command. Heavy modules are imported when a command runs, not before.
 
 Errors are one line on stderr, `kvcore: error: ...`, and exit status 2; Ctrl-C is `kvcore: interrupted` and 130. A
-traceback and status 1 stand for a bug in kvcore itself. A reader that closes our output early (`| head`) is no error.
+traceback and status 1 stand for a bug in kvcore itself; status 1 alone is the answer of `kvcore journal replay` that
+something differs. A reader that closes our output early (`| head`) is no error.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import click
 
 from kvcore.errors import KvcoreError
 
+from .journal import journal_group
 from .policy import policy_group
 from .replay import replay_command
 
@@ -50,17 +52,19 @@ def _print_version(ctx: click.Context, param: click.Parameter, value: bool) -> N
     help="Print the version and exit.",
 )
 def cli() -> None:
-    """Scheduling of large-model inference fleets: replay traffic, check policies.
+    """Scheduling of large-model inference fleets: replay traffic, check policies, look into journals.
 
     \b
     Examples:
       kvcore replay trace.jsonl.gz --workers 16
       kvcore policy check premium.yaml
+      kvcore journal replay run.jsonl.gz
     """
 
 
 cli.add_command(replay_command)
 cli.add_command(policy_group)
+cli.add_command(journal_group)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

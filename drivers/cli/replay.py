@@ -101,6 +101,8 @@ def _speedup(ctx: click.Context, param: click.Parameter, value: str | None) -> F
               help="Write all numbers and the run's configuration as JSON.")
 @click.option("--csv", "csv_path", type=click.Path(allow_dash=True), metavar="OUT",
               help="Write one line per request as CSV.")
+@click.option("--journal", type=click.Path(), metavar="OUT",
+              help="Write every event and action as a journal, for `kvcore journal`; gzipped if OUT ends in .gz.")
 @click.option("--quiet", "-q", is_flag=True, help="No table, no notes and no progress bar.")
 def replay_command(**options: Any) -> None:
     """Replay the requests of TRACE files in virtual time through the scheduler and modelled inference engines, and

@@ -29,8 +29,9 @@ from ..replay.classes import ClassMix, parse_classes
 from ..replay.presets import PRESETS, EngineSpec
 from ..replay.report import summarize, write_csv, write_json
 from ..replay.result import ReplayResult
-from ..replay.simulate import simulate
+from ..replay.simulate import Tap, simulate
 from ..replay.traces import FORMATS, TraceStream, open_traces
+from .journal import write_journal
 from .output import STDOUT, check_output, write_outputs
 
 _BAD_ROWS_SHOWN = 3
@@ -63,6 +64,7 @@ class Options:
     skip_bad: bool
     json_path: str | None
     csv_path: str | None
+    journal: str | None
     quiet: bool
 
 
@@ -95,19 +97,35 @@ def _replay(options: Options, profile: PolicyProfile | None, mix: ClassMix | Non
     )
     spec = PRESETS[options.engine].scaled(config.block_size)
     wall, cpu = time.perf_counter(), time.process_time()
-    try:
-        with _progress(options) as progress:
-            result = simulate(
-                stream, config, spec, options.workers, classes=mix, seed=options.seed, speedup=options.speedup or 1,
-                concurrency=options.concurrency, paths=options.traces, skip_unfit=options.skip_bad,
-                tell_output=options.tell_output, progress=progress,
-            )
-    except OverflowError as error:
-        raise click.ClickException(f"{error} (146 years)") from error
+    result = _simulate(options, stream, config, spec, mix)
     machine = _machine(time.perf_counter() - wall, time.process_time() - cpu, result)
     report = _report(options, stream, config, spec, result) | {"run": machine}
     _tell_skipped(options, stream, result)
     _write(options, report, result)
+
+
+def _simulate(
+    options: Options, stream: TraceStream, config: SchedulerConfig, spec: EngineSpec, mix: ClassMix | None
+) -> ReplayResult:
+    """Run the replay, and write its journal meanwhile: the file appears when the run is through."""
+    results: list[ReplayResult] = []
+
+    def fill(tap: Tap | None) -> None:
+        with _progress(options) as progress:
+            results.append(simulate(
+                stream, config, spec, options.workers, classes=mix, seed=options.seed, speedup=options.speedup or 1,
+                concurrency=options.concurrency, paths=options.traces, skip_unfit=options.skip_bad,
+                tell_output=options.tell_output, progress=progress, tap=tap,
+            ))
+
+    try:
+        if options.journal is None:
+            fill(None)
+        else:
+            write_journal(options.journal, config, fill)
+    except OverflowError as error:
+        raise click.ClickException(f"{error} (146 years)") from error
+    return results[0]
 
 
 def _check(options: Options) -> None:
@@ -128,13 +146,16 @@ def _check(options: Options) -> None:
         raise click.UsageError(f"--queue-threshold must be a number of 0 or more, not {threshold}")
     if not 0 <= options.seed < 2**64:
         raise click.UsageError(f"--seed must be 0 .. 2^64-1, not {options.seed}")
-    outputs = [("--json", options.json_path), ("--csv", options.csv_path)]
+    outputs = [("--json", options.json_path), ("--csv", options.csv_path), ("--journal", options.journal)]
     given = [(option, path) for option, path in outputs if path is not None]
     places = [os.path.realpath(path) for _, path in given if path != os.devnull]
     if len(set(places)) < len(places):
-        raise click.UsageError("--json and --csv must go to different places")
+        *names, last = [option for option, _ in given]
+        raise click.UsageError(f"{', '.join(names)} and {last} must go to different places")
     inputs = list(options.traces) + ([] if options.policy is None else [options.policy])
     for option, path in given:
+        if path == STDOUT and option == "--journal":
+            raise click.UsageError("--journal needs a file")
         if path == STDOUT and sys.stdout is None:
             raise click.UsageError(f"{option} -: standard output is closed")
         check_output(option, path, inputs)

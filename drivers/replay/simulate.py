@@ -44,6 +44,8 @@ from .result import (
 )
 from .traces import TraceRow
 
+Tap = Callable[[Sequence[AnyEvent], Sequence[AnyAction], Scheduler], None]
+
 _PROGRESS_STEPS = 1024
 
 COMPLETED, REJECTED, EVICTED = RunOutcome.COMPLETED.value, RunOutcome.REJECTED.value, RunOutcome.EVICTED.value
@@ -63,6 +65,7 @@ def simulate(
     skip_unfit: bool = False,
     tell_output: bool = False,
     progress: Callable[[int, int], None] | None = None,
+    tap: Tap | None = None,
 ) -> ReplayResult:
     """Run rows, in order of arrival_ns, through a fresh core and a fresh fleet until every request has ended.
 
@@ -74,6 +77,7 @@ def simulate(
     skip_unfit: leave out rows that no worker could ever hold, and count them.
     tell_output: requests say how long their answers will be, as the trace has it.
     progress: called now and then with (requests so far, now_ns).
+    tap: called after each step with its events, the actions that came out, and the core; JournalWriter.batch is one.
     Raises: InvalidConfig; InvalidTrace for an unfit row; OverflowError past 2^62 ns; whatever `rows` raises.
     """
     if workers < 1:
@@ -87,7 +91,7 @@ def simulate(
         raise InvalidConfig(f"block size {config.block_size} is larger than the KV cache of engine {spec.name}")
     source = FittingRows(rows, spec.kv_tokens, paths, skip_unfit)
     arrivals = OpenLoop(source, _ratio(speedup)) if concurrency is None else ClosedLoop(source, concurrency)
-    replay = _Replay(config, spec, workers, arrivals, classes, seed, tell_output)
+    replay = _Replay(config, spec, workers, arrivals, classes, seed, tell_output, tap)
     replay.run(progress)
     return replay.result(source.unfit)
 
@@ -104,8 +108,9 @@ class _Replay:
 
     def __init__(
         self, config: SchedulerConfig, spec: EngineSpec, workers: int, arrivals: OpenLoop | ClosedLoop,
-        classes: ClassMix | None, seed: int, tell_output: bool,
+        classes: ClassMix | None, seed: int, tell_output: bool, tap: Tap | None,
     ) -> None:
+        self.tap = tap
         self.tell_output = tell_output
         self.core = Scheduler(config)
         self.fleet = Fleet(workers, spec, config.block_size)
@@ -125,10 +130,16 @@ class _Replay:
 
     def _add_workers(self, spec: EngineSpec, workers: int) -> None:
         limits = (spec.max_num_batched_tokens, spec.kv_blocks, spec.max_num_seqs)
-        facts = [WorkerUpserted(0, WorkerConfig(i, 0, 1, *limits)) for i in range(workers)]
-        self.core.step_many(facts)
-        self.events += len(facts)
+        facts: list[AnyEvent] = [WorkerUpserted(0, WorkerConfig(i, 0, 1, *limits)) for i in range(workers)]
+        self._step(facts)
+
+    def _step(self, batch: list[AnyEvent]) -> Sequence[AnyAction]:
+        actions = self.core.step_many(batch)
+        if self.tap is not None:
+            self.tap(batch, actions, self.core)
+        self.events += len(batch)
         self.steps += 1
+        return actions
 
     def run(self, progress: Callable[[int, int], None] | None) -> None:
         """Step until nothing is left to happen."""
@@ -156,9 +167,7 @@ class _Replay:
                     continue  # the engine moved on without a fact
                 batch.append(TimerFired(now_ns))
             self.now_ns = now_ns
-            self._apply(core.step_many(batch), now_ns)
-            self.events += len(batch)
-            self.steps += 1
+            self._apply(self._step(batch), now_ns)
             if progress is not None and self.steps % _PROGRESS_STEPS == 0:
                 progress(len(self.table), now_ns)
 

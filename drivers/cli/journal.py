@@ -1,0 +1,169 @@
+"""`kvcore journal`: look into what a scheduler was told and has answered. Opens the files; the core reads and writes.
+
+A journal whose name ends in .gz is gzipped; reading goes by the file's first bytes.
+"""
+
+from __future__ import annotations
+
+import gzip
+import time
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from io import TextIOWrapper
+from typing import IO, TYPE_CHECKING, Any, cast
+
+import click
+
+from .output import write_outputs
+
+if TYPE_CHECKING:
+    from kvcore.config import SchedulerConfig
+    from kvcore.journal import JournalReader
+
+    from ..replay.simulate import Tap
+
+_GZIP = b"\x1f\x8b"
+
+
+def write_journal(path: str, config: SchedulerConfig, fill: Callable[[Tap], None]) -> None:
+    """Write a journal of what `fill` hands to the tap that it is given; the file appears when it is complete.
+
+    Raises: OSError, and whatever fill raises; no file is touched then.
+    """
+    from kvcore.journal import JournalWriter
+
+    def write(stream: IO[str]) -> None:
+        with JournalWriter(stream, config) as journal:
+            fill(journal.batch)
+
+    def write_packed(stream: IO[str]) -> None:
+        # Neither a time nor a name inside: the same run gives the same bytes.
+        with (
+            gzip.GzipFile("", "wb", 6, cast(TextIOWrapper, stream).buffer, 0) as packed,
+            TextIOWrapper(cast(Any, packed), "ascii", newline="") as text,
+        ):
+            write(text)
+
+    write_outputs([(path, write_packed if path.endswith(".gz") else write)])
+
+
+@click.group("journal", short_help="Look into journals.")
+def journal_group() -> None:
+    """Look into journals: every event that a scheduler was told and every action that it answered, batch by batch.
+
+    `kvcore replay --journal OUT` writes one. Files may be gzipped. A journal that breaks off is used up to there.
+    """
+
+
+@journal_group.command("replay")
+@click.argument("file", metavar="FILE")
+@click.pass_context
+def replay_command(ctx: click.Context, file: str) -> None:
+    """Step the events in FILE through a fresh scheduler and compare all actions and digests with those in FILE.
+
+    The exit status is 0 if all are the same, 1 at the first difference, which is printed, and 2 if FILE cannot be used.
+    """
+    from kvcore.errors import JournalMismatch
+    from kvcore.journal import replay
+
+    with _opened(file) as journal:
+        start = time.perf_counter()
+        try:
+            done = replay(journal)
+        except JournalMismatch as error:
+            click.echo(f"different  {error}")
+            ctx.exit(1)
+        spent_s = time.perf_counter() - start
+    click.echo(f"same       {done.events:,} events in {done.batches:,} batches, {done.actions:,} actions")
+    click.echo(f"digests    {done.digests:,} compared")
+    click.echo(f"run        {spent_s:.3f} s, {done.events / max(spent_s, 1e-9):,.0f} events/s")
+    click.echo(f"digest     {done.digest}")
+    _tell_cut(journal)
+
+
+@journal_group.command("stats")
+@click.argument("file", metavar="FILE")
+def stats_command(file: str) -> None:
+    """Count what is in FILE: events and actions by kind, rejects by reason, actions by policy class."""
+    with _opened(file) as journal:
+        lines = _count(journal)
+    for line in lines:
+        click.echo(line)
+    _tell_cut(journal)
+
+
+def _tell_cut(journal: JournalReader) -> None:
+    if journal.cut is not None:
+        click.echo(f"kvcore: note: {journal.file}: {journal.cut}: the journal was cut short", err=True)
+
+
+@contextmanager
+def _opened(file: str) -> Iterator[JournalReader]:
+    """A reader of the file. Raises: InvalidJournal, click.ClickException, OSError."""
+    from kvcore.errors import InvalidJournal
+    from kvcore.journal import JournalReader
+
+    with open(file, "rb") as raw:
+        packed = raw.peek(2)[:2] == _GZIP
+        # What is not ASCII becomes a character that the reader refuses.
+        with TextIOWrapper(gzip.GzipFile(fileobj=raw) if packed else raw, "ascii", "replace", newline="\n") as text:
+            journal: JournalReader | None = None
+            try:
+                journal = JournalReader(_whole_lines(text), file)
+                yield journal
+            except (gzip.BadGzipFile, zlib.error) as error:
+                line = 1 if journal is None else journal.line + 1
+                raise InvalidJournal(file, line, f"the gzip data is damaged: {error}") from None
+
+
+def _whole_lines(text: IO[str]) -> Iterator[str]:
+    """The lines of a file; gzip data that ends too early ends them."""
+    try:
+        yield from text
+    except EOFError:
+        return
+
+
+def _count(journal: JournalReader) -> list[str]:
+    """The counts as text, a line each."""
+    from kvcore.actions import Reject
+
+    events: dict[str, int] = {}
+    actions: dict[str, int] = {}
+    rejects: dict[str, int] = {}
+    classes: dict[int, dict[str, int]] = {}
+    first_ns: int | None = None
+    last_ns = 0
+    for batch in journal:
+        for event in batch.events:
+            first_ns, last_ns = event.now_ns if first_ns is None else first_ns, event.now_ns
+            _add(events, type(event).__name__)
+        for action in batch.actions:
+            kind = type(action).__name__
+            _add(actions, kind)
+            index = getattr(action, "class_index", None)
+            if index is not None:
+                _add(classes.setdefault(index, {}), kind)
+            if isinstance(action, Reject):
+                _add(rejects, action.reason.name)
+    lines = [f"batches    {journal.batches:,}"]
+    if first_ns is not None:
+        lines.append(f"time       {first_ns} .. {last_ns} ns, {(last_ns - first_ns) / 1e9:,.3f} s")
+    for title, counts in (("events", events), ("actions", actions), ("rejects", rejects)):
+        lines.append(f"{title:10} {_listed(counts)}")
+    profile = journal.config.effective_profile()
+    for index, counts in sorted(classes.items()):
+        known = 0 <= index < len(profile.classes)
+        lines.append(f"class      {profile.classes[index].name if known else '(none)'}: {_listed(counts)}")
+    return lines
+
+
+def _add(counts: dict[str, int], key: str) -> None:
+    counts[key] = counts.get(key, 0) + 1
+
+
+def _listed(counts: dict[str, int]) -> str:
+    """The total, and the parts in order of name."""
+    parts = [f"{counts[key]:,} {key}" for key in sorted(counts)]
+    return f"{sum(counts.values()):,}" + (f" ({', '.join(parts)})" if parts else "")
