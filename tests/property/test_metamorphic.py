@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 from history import Fleet, fleets
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from oracle import Oracle
 from strategies import crowds, duels, fadings, flavours, overloads, plans
@@ -46,6 +46,9 @@ SHIFT_NS = 10**15
 NO_ATTEMPT = 2**40
 NO_WORKER = 77
 
+#: Each of these plays every plan at least twice: a third of the examples of the profile in use.
+slow = settings(max_examples=max(60, settings().max_examples // 3))
+
 
 def batches_of(plan) -> list[tuple[AnyEvent, ...]]:
     return [events for events, _ in resolved(plan, Oracle(plan.config)).steps]
@@ -63,6 +66,7 @@ def relabelled(value, names: dict[str, str]):
     return replace(value, request_id=names[value.request_id]) if hasattr(value, "request_id") else value
 
 
+@slow
 @given(plans(SOUND), st.randoms(use_true_random=False))
 def test_names_of_requests_do_not_matter(plan, random):
     batches = batches_of(plan)
@@ -75,6 +79,7 @@ def test_names_of_requests_do_not_matter(plan, random):
     assert told_again == [tuple(relabelled(action, names) for action in actions) for actions in told]
 
 
+@slow
 @given(plans(SOUND), st.data())
 def test_timers_with_nothing_due_change_nothing(plan, data):
     """Predictions are left out: they end with time, and nobody needs to be woken for that."""
@@ -94,6 +99,7 @@ def test_timers_with_nothing_due_change_nothing(plan, data):
         now_ns = events[-1].now_ns
 
 
+@slow
 @given(plans(SOUND))
 def test_facts_that_do_not_compete_may_be_split(plan):
     """Nothing waits, and only the last event may be an arrival or a retry: a batch is its events one by one."""
@@ -109,6 +115,7 @@ def test_facts_that_do_not_compete_may_be_split(plan):
         assert split.stats() == whole.stats()
 
 
+@slow
 @given(plans(duels(cancels=(0,))))
 def test_a_class_that_nobody_uses_changes_nothing(plan):
     """True while requests leave their class by dispatch only.
@@ -131,6 +138,7 @@ def later(event: AnyEvent) -> AnyEvent:
     return replace(event, now_ns=event.now_ns + SHIFT_NS)
 
 
+@slow
 @given(plans(SOUND))
 def test_the_origin_of_time_does_not_matter(plan):
     batches = batches_of(plan)
@@ -151,6 +159,7 @@ def nothing_said(fleet: Fleet, now_ns: int) -> list[AnyEvent]:
 
 @pytest.mark.parametrize("fact", [same_again, nothing_said])
 @pytest.mark.parametrize("flavour", [SOUND, st.one_of(crowds(), fadings(), overloads())], ids=["all", "capacity"])
+@slow
 @given(data=st.data())
 def test_targeted_rechecks_are_full_rechecks(fact, flavour, data):
     """A fact about a worker that changes nothing makes every verdict be forgotten: asking all heads finds nobody else.
@@ -189,6 +198,7 @@ def stale(random: Random, now_ns: int, fleet: Fleet, names: list[str], ended: li
     return random.choice(choices)
 
 
+@slow
 @given(plans(SOUND), st.randoms(use_true_random=False))
 def test_stale_facts_change_nothing(plan, random):
     """Wherever they come in a batch: wrong attempts, what has ended, older incarnations, who was never there."""
@@ -225,6 +235,7 @@ def read_everything(scheduler: Scheduler, request: Request) -> None:
     scheduler.digest()
 
 
+@slow
 @given(plans(SOUND), st.randoms(use_true_random=False))
 def test_who_reads_changes_nothing(plan, random):
     """Neither the digest nor what happens later, whenever it is read and however often."""

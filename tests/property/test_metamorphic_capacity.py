@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracle import Oracle
 from strategies import anything, choices, crowds, fadings, overloads, plans
@@ -18,6 +18,9 @@ from kvcore.scheduler import Scheduler
 
 SWARM = anything(broken=False)
 Batches = list[tuple[AnyEvent, ...]]
+
+#: Each of these plays every plan at least twice: a third of the examples of the profile in use.
+slow = settings(max_examples=max(60, settings().max_examples // 3))
 
 
 def batches_of(plan) -> Batches:
@@ -46,6 +49,7 @@ def on_workers(**keys) -> Callable[[AnyEvent], list[AnyEvent]]:
                           if isinstance(event, WorkerUpserted) else event]
 
 
+@slow
 @given(plans(st.one_of(overloads(), SWARM)))
 def test_marks_may_be_said_twice(plan):
     batches = batches_of(plan)
@@ -57,6 +61,7 @@ def test_marks_may_be_said_twice(plan):
         assert told_twice.next_deadline_ns == plain.next_deadline_ns
 
 
+@slow
 @given(plans(st.one_of(fadings(), choices(), crowds(), SWARM)))
 def test_reports_count_for_nothing_without_a_time_to_live(plan):
     config, batches = replace(plan.config, reported_load_ttl_ns=None), batches_of(plan)
@@ -64,6 +69,7 @@ def test_reports_count_for_nothing_without_a_time_to_live(plan):
     assert play(config, silent) == play(config, batches)
 
 
+@slow
 @given(plans(st.one_of(fadings(), SWARM)))
 def test_rates_count_for_nothing_without_decay(plan):
     """Nor does decay without rates."""
@@ -75,6 +81,7 @@ def test_rates_count_for_nothing_without_decay(plan):
     assert play(linear, unknown) == wanted
 
 
+@slow
 @given(plans(st.one_of(choices(), crowds())))
 def test_strict_capacity_without_caps_and_marks_is_advisory(plan):
     """Where nothing is ever busy."""
