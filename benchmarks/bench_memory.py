@@ -46,6 +46,7 @@ COUNTS = {
     "large": {"worker": 16_384, "block": 4_194_304, "booking": 262_144, "booking, 32 named blocks": 32_768},
 }
 
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_memory(kind, benchmark, report, size):
     count = COUNTS[size][kind]
