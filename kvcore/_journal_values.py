@@ -56,7 +56,8 @@ _REQUEST = Row(
     priority_jump=REAL, deadline_ns=_COUNT, do_not_queue=FLAG, pinned=optional(RANK),
     allowed_workers=optional(set_of(INTEGER)), block_hashes=HASHES, sequence_hashes=optional(HASHES),
     overlap=optional(_OVERLAP.layout()), expected_output_tokens=_COUNT, track_prefill=FLAG,
-    required_taints=set_of(TEXT), preferred_taints=rows_of(TEXT, REAL), weights=optional(_WEIGHTS.layout()))
+    required_taints=set_of(TEXT), preferred_taints=rows_of(TEXT, REAL), weights=optional(_WEIGHTS.layout()),
+    session_id=optional(TEXT), lifecycle=FLAG)
 
 _WORKER = Row(
     WorkerConfig, worker_id=INTEGER, dp_start=INTEGER, dp_size=INTEGER, max_batched_tokens=_COUNT,
@@ -79,7 +80,8 @@ CONFIG = Table(
     default_busy_threshold_frac=optional(REAL), booking_ttl_ns=_COUNT, index=enum(IndexMode), seed=INTEGER,
     weights=_WEIGHTS.layout(), role=enum(Role), on_overload=enum(OnOverload), overload_wait_ns=INTEGER,
     prefill_decay=enum(PrefillDecay), predict_ttl_ns=_COUNT, reported_load_ttl_ns=_COUNT,
-    capacity=optional(enum(Capacity)), attempts_max=INTEGER)
+    capacity=optional(enum(Capacity)), attempts_max=INTEGER, refresh_after_ns=_COUNT, refresh_timeout_ns=INTEGER,
+    pin_grace_ns=INTEGER, empty_fleet_wait_ns=INTEGER)
 
 _TIER = enum(events.Tier)
 _RUN = {"now_ns": INTEGER, "request_id": TEXT, "attempt": INTEGER}
@@ -93,6 +95,10 @@ EVENTS: dict[type[events.Event], Row] = {row.kind: row for row in (
     Row(events.DispatchFailed, "DispatchFailed", **_RUN, retry=FLAG),
     Row(events.PrefillCompleted, "PrefillCompleted", **_RUN),
     Row(events.OutputBlockAdded, "OutputBlockAdded", **_RUN, decay_fraction=optional(REAL)),
+    Row(events.ContextAdvanced, "ContextAdvanced", **_RUN, context_tokens=INTEGER),
+    Row(events.AdmissionReleased, "AdmissionReleased", now_ns=INTEGER, request_id=TEXT, placement=optional(RANK)),
+    Row(events.OverlapRefreshed, "OverlapRefreshed", now_ns=INTEGER, request_id=TEXT, ticket=INTEGER,
+        overlap=optional(_OVERLAP.layout())),
     Row(events.RequestFinished, "RequestFinished", **_RUN, outcome=enum(events.Outcome), context_tokens=_COUNT),
     Row(events.WorkerUpserted, "WorkerUpserted", now_ns=INTEGER, config=_WORKER.layout(), incarnation=INTEGER),
     Row(events.WorkerRemoved, "WorkerRemoved", now_ns=INTEGER, worker_id=INTEGER),
@@ -104,6 +110,7 @@ EVENTS: dict[type[events.Event], Row] = {row.kind: row for row in (
     Row(events.LoadReported, "LoadReported", **_AT_RANK, sequence=INTEGER, prefill_tokens=INTEGER, blocks=INTEGER,
         requests=INTEGER),
     Row(events.CapacityHinted, "CapacityHinted", now_ns=INTEGER, ranks=optional(tuple_of(RANK))),
+    Row(events.PolicyReplaced, "PolicyReplaced", now_ns=INTEGER, profile=_PROFILE.layout()),
     Row(events.Drained, "Drained", now_ns=INTEGER, deadline_ns=INTEGER),
     Row(events.TimerFired, "TimerFired", now_ns=INTEGER),
 )}
@@ -117,6 +124,7 @@ ACTIONS: dict[type[actions.Action], Row] = {row.kind: row for row in (
     Row(actions.Park, "Park", request_id=TEXT, class_index=INTEGER, reason=enum(actions.ParkReason)),
     Row(actions.Evict, "Evict", request_id=TEXT, attempt=INTEGER, worker_id=INTEGER,
         reason=enum(actions.EvictReason)),
+    Row(actions.RefreshOverlap, "RefreshOverlap", request_id=TEXT, ticket=INTEGER, block_hashes=HASHES),
     Row(actions.Ignored, "Ignored", request_id=TEXT, attempt=INTEGER, reason=enum(actions.IgnoredReason)),
 )}
 

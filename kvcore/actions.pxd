@@ -47,6 +47,13 @@ cdef class Evict(Action):
 
 
 @cython.final
+cdef class RefreshOverlap(Action):
+    cdef readonly str request_id
+    cdef readonly int64_t ticket
+    cdef readonly tuple block_hashes           # of int
+
+
+@cython.final
 cdef class Ignored(Action):
     cdef readonly str request_id
     cdef readonly int64_t attempt
@@ -75,6 +82,14 @@ cdef inline Evict make_evict(str request_id, int64_t attempt, uint64_t worker_id
     action.attempt = attempt
     action.worker_id = worker_id
     action.reason = reason
+    return action
+
+
+cdef inline RefreshOverlap make_refresh(str request_id, int64_t ticket, tuple block_hashes):
+    cdef RefreshOverlap action = RefreshOverlap.__new__(RefreshOverlap)
+    action.request_id = request_id
+    action.ticket = ticket
+    action.block_hashes = block_hashes
     return action
 
 

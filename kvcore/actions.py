@@ -29,12 +29,14 @@ class RejectReason(IntEnum):
     TOO_LARGE = 13
     SHUTTING_DOWN = 14
     RETRIES_EXHAUSTED = 15
+    ADMISSION_REFUSED = 16
 
 
 class ParkReason(IntEnum):
-    """Why a request waits."""
+    """Why a request waits: for capacity, or until its class's admission policy lets it go ahead (DESIGN D10)."""
 
     QUEUED = 1
+    DEFERRED = 2
 
 
 class EvictReason(IntEnum):
@@ -117,10 +119,22 @@ class Evict(Action):
 
 
 @dataclass(frozen=True)
+class RefreshOverlap(Action):
+    """Ask an outside index what of this prompt is cached where, and answer with OverlapRefreshed (DESIGN D13).
+
+    ticket: names this question. Unanswered for refresh_timeout_ns, the request goes on with what is known.
+    """
+
+    request_id: str
+    ticket: int
+    block_hashes: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class Ignored(Action):
     """The fact about this request changed nothing: how a driver tells "applied" from "no change".
 
-    attempt: the one that the fact named, 0 for facts that name none.
+    attempt: the one that the fact named, 0 for facts that name none, or a ticket.
     """
 
     request_id: str
@@ -128,4 +142,4 @@ class Ignored(Action):
     reason: IgnoredReason = IgnoredReason.STALE
 
 
-AnyAction: TypeAlias = Dispatch | Reject | Park | Evict | Ignored
+AnyAction: TypeAlias = Dispatch | Reject | Park | Evict | RefreshOverlap | Ignored

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 
 from kvcore.errors import InvalidConfig
-from kvcore.policy import AdmissionSpec, Capacity, PolicyProfile, QueuePolicy, synthetic_profile
+from kvcore.policy import Capacity, PolicyProfile, QueuePolicy, synthetic_profile
 from kvcore.request import SelectionWeights
 
 
@@ -87,6 +87,12 @@ class SchedulerConfig:
     reported_load_ttl_ns: how long a LoadReported counts; None: reports are shown by `loads` and count for nothing.
     capacity: instead of the profile's, if given (DESIGN D8).
     attempts_max: dispatches of one request, >= 1; another retry is answered RETRIES_EXHAUSTED (DESIGN D11).
+    refresh_after_ns: with index `off`, a request with block hashes that has waited so long when its turn comes is asked
+        about once more, outside, by RefreshOverlap (DESIGN D13); None: never. 0: always.
+    refresh_timeout_ns: how long an answer is waited for; then the request goes on with what is known.
+    pin_grace_ns: how long a request waits for a pinned rank that is unknown, gone or unavailable, from its arrival or
+        from the loss, whichever is later (DESIGN D14); 0: it is rejected at once.
+    empty_fleet_wait_ns: the same for a fleet without workers.
     """
 
     block_size: int = 16
@@ -105,6 +111,10 @@ class SchedulerConfig:
     reported_load_ttl_ns: int | None = None
     capacity: Capacity | None = None
     attempts_max: int = 8
+    refresh_after_ns: int | None = None
+    refresh_timeout_ns: int = 10**9
+    pin_grace_ns: int = 0
+    empty_fleet_wait_ns: int = 0
 
     def __post_init__(self) -> None:
         if not _is_int(self.block_size) or not 1 <= self.block_size <= 2**31 - 1:
@@ -115,6 +125,14 @@ class SchedulerConfig:
             ttl = getattr(self, name)
             if ttl is not None and (not _is_int(ttl) or not 1 <= ttl < 2**62):
                 raise InvalidConfig(f"{name} must be 1..2^62-1 or None, not {ttl!r}")
+        for name in ("refresh_after_ns", "pin_grace_ns", "empty_fleet_wait_ns"):
+            wait_ns = getattr(self, name)
+            if wait_ns is None and name == "refresh_after_ns":
+                continue
+            if not _is_int(wait_ns) or not 0 <= wait_ns < 2**62:
+                raise InvalidConfig(f"{name} must be 0..2^62-1, not {wait_ns!r}")
+        if not _is_int(self.refresh_timeout_ns) or not 1 <= self.refresh_timeout_ns < 2**62:
+            raise InvalidConfig(f"refresh_timeout_ns must be 1..2^62-1, not {self.refresh_timeout_ns!r}")
         if not _is_int(self.attempts_max) or not 1 <= self.attempts_max <= 2**31 - 1:
             raise InvalidConfig(f"attempts_max must be 1..2^31-1, not {self.attempts_max!r}")
         if not _is_int(self.overload_wait_ns) or not 1 <= self.overload_wait_ns < 2**62:
@@ -134,13 +152,13 @@ class SchedulerConfig:
             raise InvalidConfig(f"capacity must be a Capacity or None, not {self.capacity!r}")
         if self.profile is not None and not isinstance(self.profile, PolicyProfile):
             raise InvalidConfig(f"profile must be a PolicyProfile, not {type(self.profile).__name__}")
-        for item in self.effective_profile().classes:
-            if isinstance(item.admission, AdmissionSpec):
-                raise InvalidConfig(f"class {item.name!r}: no admission policy is available in this version")
 
     def effective_profile(self) -> PolicyProfile:
         """The profile in force: the given one, or the synthetic one, with the capacity that is asked for."""
-        profile = self.profile
+        return self.in_force(self.profile)
+
+    def in_force(self, profile: PolicyProfile | None) -> PolicyProfile:
+        """What comes into force where this profile is given."""
         if profile is None:
             profile = synthetic_profile(self.default_queue_policy, self.default_busy_threshold_frac)
         if self.capacity is None or self.capacity is profile.capacity:

@@ -48,6 +48,20 @@ class InvalidPolicy(KvcoreError, ValueError):
         self.reason = reason
 
 
+class AdmissionError(KvcoreError, RuntimeError):
+    """An admission policy raised, or answered what the protocol does not know: the scheduler is poisoned.
+
+    policy_type, class_name: which; call: the method that was called; reason: what went wrong, one phrase.
+    """
+
+    def __init__(self, policy_type: str, class_name: str, call: str, reason: str) -> None:
+        super().__init__(f"admission policy {policy_type!r} of class {class_name!r}, {call}: {reason}")
+        self.policy_type = policy_type
+        self.class_name = class_name
+        self.call = call
+        self.reason = reason
+
+
 class InvalidTrace(KvcoreError, ValueError):
     """An input file of requests that cannot be used.
 

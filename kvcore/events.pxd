@@ -1,7 +1,7 @@
 # C layout of the events in events.py.
 cimport cython
 from kvcore._types cimport int64_t, ns_t, uint32_t, uint64_t
-from kvcore.request cimport Request, WorkerConfig
+from kvcore.request cimport Overlap, Rank, Request, WorkerConfig
 
 
 cdef class Event:
@@ -42,6 +42,26 @@ cdef class OutputBlockAdded(Event):
     cdef readonly str request_id
     cdef readonly int64_t attempt
     cdef readonly object decay_fraction        # float in [0, 1] or None
+
+
+@cython.final
+cdef class ContextAdvanced(Event):
+    cdef readonly str request_id
+    cdef readonly int64_t attempt
+    cdef readonly int64_t context_tokens
+
+
+@cython.final
+cdef class AdmissionReleased(Event):
+    cdef readonly str request_id
+    cdef readonly Rank placement               # or None
+
+
+@cython.final
+cdef class OverlapRefreshed(Event):
+    cdef readonly str request_id
+    cdef readonly int64_t ticket
+    cdef readonly Overlap overlap              # or None
 
 
 @cython.final
@@ -113,6 +133,11 @@ cdef class LoadReported(Event):
 @cython.final
 cdef class CapacityHinted(Event):
     cdef readonly tuple ranks                  # of Rank, or None
+
+
+@cython.final
+cdef class PolicyReplaced(Event):
+    cdef readonly object profile               # PolicyProfile
 
 
 @cython.final

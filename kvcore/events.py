@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import TypeAlias
 
-from kvcore.request import Rank, Request, WorkerConfig
+from kvcore.policy import PolicyProfile
+from kvcore.request import Overlap, Rank, Request, WorkerConfig
 
 
 class Outcome(IntEnum):
@@ -41,7 +42,7 @@ class RequestArrived(Event):
     """A request asks to be scheduled.
 
     Origin: driver, once per request.
-    Yields: Reject with a reason; or Dispatch in the same step if it may run now; or Park(QUEUED).
+    Yields: Reject with a reason; or Dispatch in the same step if it may run now; or Park.
     """
 
     request: Request
@@ -102,6 +103,41 @@ class OutputBlockAdded(Event):
     request_id: str
     attempt: int
     decay_fraction: float | None = None
+
+
+@dataclass(frozen=True)
+class ContextAdvanced(Event):
+    """The context of a running request has grown to so many tokens, prompt and output together: the maximum counts.
+
+    Heard by the admission policy that manages it. Progress like OutputBlockAdded, also where the maximum stays.
+    """
+
+    request_id: str
+    attempt: int
+    context_tokens: int
+
+
+@dataclass(frozen=True)
+class AdmissionReleased(Event):
+    """Somebody outside lets a deferred request go ahead (DESIGN D10). An id that is not deferred: stale.
+
+    placement: pins it to this rank, unless it has a pin of its own; its class may change.
+    """
+
+    request_id: str
+    placement: Rank | None = None
+
+
+@dataclass(frozen=True)
+class OverlapRefreshed(Event):
+    """The answer to RefreshOverlap (DESIGN D13). Yields Dispatch, Reject, or Park where there is no room any more.
+
+    ticket: from the question; another one, or a request that no longer waits for it: stale. overlap None: nothing new.
+    """
+
+    request_id: str
+    ticket: int
+    overlap: Overlap | None = None
 
 
 @dataclass(frozen=True)
@@ -217,6 +253,17 @@ class CapacityHinted(Event):
 
 
 @dataclass(frozen=True)
+class PolicyReplaced(Event):
+    """Another policy is in force from now on; every request keeps its place in time (DESIGN D16).
+
+    Classes match by name. An equal profile changes nothing. SchedulerConfig.capacity, if set, still decides. A profile
+    whose admission policies cannot be built is an InvalidEvent.
+    """
+
+    profile: PolicyProfile
+
+
+@dataclass(frozen=True)
 class Drained(Event):
     """Nothing more is let in, and what waits is rejected (SHUTTING_DOWN). Running requests may finish.
 
@@ -238,6 +285,9 @@ AnyEvent: TypeAlias = (
     | DispatchFailed
     | PrefillCompleted
     | OutputBlockAdded
+    | ContextAdvanced
+    | AdmissionReleased
+    | OverlapRefreshed
     | RequestFinished
     | WorkerUpserted
     | WorkerRemoved
@@ -247,6 +297,7 @@ AnyEvent: TypeAlias = (
     | WorkerStatusChanged
     | LoadReported
     | CapacityHinted
+    | PolicyReplaced
     | Drained
     | TimerFired
 )

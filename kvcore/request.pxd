@@ -52,6 +52,8 @@ cdef class Request:
     cdef readonly frozenset required_taints    # of str
     cdef readonly tuple preferred_taints       # ((str, float), ...)
     cdef readonly SelectionWeights weights     # or None
+    cdef readonly str session_id               # or None
+    cdef readonly bint lifecycle
 
 
 @cython.final

@@ -99,6 +99,8 @@ class Request:
     overlap: cached prefixes known to the caller; None: the core's index is asked.
     expected_output_tokens: length hint of the answer, or None; under strict capacity so many blocks are kept free.
     track_prefill: whether its uncached prompt tokens count as prefill load.
+    session_id: the conversation or agent program that it belongs to, for admission policies; None: none.
+    lifecycle: whether its class's admission policy sees it (DESIGN D10).
     """
 
     request_id: str
@@ -118,6 +120,8 @@ class Request:
     required_taints: frozenset[str] = frozenset()
     preferred_taints: tuple[tuple[str, float], ...] = ()
     weights: SelectionWeights | None = None
+    session_id: str | None = None
+    lifecycle: bool = True
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from tree import LINES_TARGET, ROOT, SOURCE_SUFFIXES, everywhere, imports, long_
 #: Every module of kvcore/, lowest first. A module imports from lower layers and from those before it in its own.
 LAYERS = {
     "vocabulary": ["_types"],
-    "values": ["errors", "request", "events", "actions", "policy", "config", "stats", "hashing", "_yaml_marks",
-               "policy_file", "policy_lint"],
+    "values": ["errors", "request", "policy", "events", "actions", "config", "stats", "hashing", "_yaml_marks",
+               "policy_file", "policy_lint", "admission"],
     "containers": ["_slots", "_heap", "_blocks", "_prefix", "_active", "_predicted", "_overtaking", "_elementary",
                    "_tournament"],
     "domain": ["_requests", "_keys", "_lanes", "_drr", "_marks", "_load", "_ledger", "_ledger_audit", "_taints",
