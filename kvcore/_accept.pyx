@@ -8,6 +8,7 @@ Cost: O(1) per event, plus O(length) of its tuples.
 from cpython.float cimport PyFloat_CheckExact
 from cpython.long cimport PyLong_AsUnsignedLong, PyLong_CheckExact
 from libc.math cimport isfinite
+from kvcore._policies cimport Policies
 from kvcore._types cimport NS_END, ceil_div
 from kvcore._workers cimport DP_SIZE_MAX
 from kvcore.config import weights_fault
@@ -16,7 +17,8 @@ from kvcore.events import Outcome, Tier
 from kvcore.policy import PolicyProfile
 from kvcore.events cimport (
     AdmissionReleased, BlocksCleared, BlocksRemoved, BlocksStored, CapacityHinted, ContextAdvanced, DispatchAccepted,
-    DispatchFailed, Drained, Event, LoadReported, OutputBlockAdded, OverlapRefreshed, PolicyReplaced, PrefillCompleted, RequestArrived, RequestCancelled, RequestFinished, TimerFired,
+    DispatchFailed, Drained, Event, LoadReported, OutputBlockAdded, OverlapRefreshed, PolicyReplaced, PrefillCompleted,
+    RequestArrived, RequestCancelled, RequestFinished, TimerFired,
     WorkerRemoved, WorkerStatusChanged, WorkerUpserted)
 from kvcore.request cimport Overlap, Rank, Request, WorkerConfig
 
@@ -27,9 +29,13 @@ cdef int64_t TOKENS_MAX = <int64_t>1 << 53
 cdef int64_t BLOCKS_MAX = (<int64_t>1 << 31) - 1
 
 
-cdef int accept(tuple events, ns_t last_ns, int64_t block_size) except -1:
-    """Check a batch that follows an event at last_ns. Raises InvalidEvent. Returns how many PolicyReplaced are in it."""
-    cdef int replaced = 0
+cdef list accept(tuple events, ns_t last_ns, int64_t block_size, Policies policies):
+    """Check a batch that follows an event at last_ns. Raises InvalidEvent.
+
+    Returns the fresh admission policies of each PolicyReplaced in it: what cannot be built is refused here. None: there
+    is no such event.
+    """
+    cdef list built = None
     cdef Py_ssize_t index = 0
     cdef Event event
     for item in events:
@@ -42,12 +48,14 @@ cdef int accept(tuple events, ns_t last_ns, int64_t block_size) except -1:
             if event.now_ns < last_ns:
                 raise ValueError(f"time went back: now_ns {event.now_ns} after {last_ns}")
             _check(event, block_size)
-            replaced += type(event) is PolicyReplaced
+            if type(event) is PolicyReplaced:
+                built = [] if built is None else built
+                built.append(policies.build((<PolicyReplaced>event).profile))
         except (ValueError, TypeError, OverflowError) as error:
             raise InvalidEvent(index, str(error)) from None
         last_ns = event.now_ns
         index += 1
-    return replaced
+    return built
 
 
 cdef int _check(Event event, int64_t block_size) except -1:

@@ -197,7 +197,7 @@ cdef class Backlog:
         self._mixed = False
 
     cdef ns_t _first_look_ns(self, const request_t* row) noexcept:
-        """When a request that begins to wait is first looked at: at the next multiple of the period since its arrival."""
+        """When a request that begins to wait is first looked at: a whole number of periods after its arrival."""
         cdef ns_t last_ns = row.arrival_ns
         if self._look_every_ns != NEVER_NS:
             last_ns += (self._fleet.ledger.now_ns - row.arrival_ns) // self._look_every_ns * self._look_every_ns

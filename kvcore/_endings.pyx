@@ -33,7 +33,7 @@ cdef class Endings:
             request_id = self._requests.ids.id_of(slot)
             if not row.heard:
                 self._policies.tell(row.policy, CALL_DISPATCHED, request_id, None)
-            self._policies.tell(row.policy, CALL_COMPLETED, request_id, row.context if row.context else None)
+            self._policies.tell(row.policy, CALL_COMPLETED, request_id, None if row.context < 0 else row.context)
         return self._close(slot)
 
     cdef int abort(self, slot_t slot) except -1:

@@ -67,7 +67,7 @@ cdef class Forecast:
         return self._backlog.would_queue(slot, request.request_id)
 
     cdef bint _runs(self, slot_t slot, Request request) except -1:
-        """Whether it would run: between steps nothing that waits may, so iff its class, with it, would serve it next."""
+        """Whether it would run. Between steps nothing that waits may: iff its class, with it, would serve it next."""
         cdef ClassQueue queue = self._backlog.queue.queue(self._requests.rows[slot].class_index)
         cdef bint runs
         if self._placement.in_grace(request, self._requests.rows[slot].arrival_ns):

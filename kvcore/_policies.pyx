@@ -1,19 +1,20 @@
-"""Policies: the admission policies of the classes (DESIGN D10): their objects, what they are still to be told, their clocks.
+"""Policies: the admission policies of the classes (DESIGN D10): their objects, their calls, their clocks.
 
-Owns one policy per class that asks for one, the calls that wait to be made, and when each policy wants to be called
-by itself. It checks all that a policy answers: what the protocol does not know is an AdmissionError, which poisons the
-scheduler.
+Owns one policy per class that asks for one, the calls that wait to be made, and when each policy wants to be
+called by itself. It checks all that a policy answers: what the protocol does not know is an AdmissionError, which
+poisons the scheduler.
 
 Never here: requests and queues, and what follows from an answer (_admission).
 
-Calls are made one by one, first in first out, by whoever drives the work list, because an answer may end requests and so
-add calls.
+Calls are made one by one, first in first out, by whoever drives the work list, because an answer may end requests and
+so add calls.
 """
 import copy
 
 from kvcore._types cimport NEVER_NS, NO_SLOT
 
-from kvcore.admission import Bypass, Defer, MakeReady, Ready, Refuse, build
+from kvcore.admission import Bypass, Defer, MakeReady, Ready, Refuse
+from kvcore.admission import build as build_policy
 from kvcore.errors import AdmissionError
 from kvcore.request import Rank
 
@@ -33,7 +34,7 @@ cdef class Policies:
 
     cdef list build(self, object profile):
         """Fresh policies for the classes of a profile. Raises InvalidPolicy."""
-        return [None if item.admission is None else build(item.admission, item.name, self._given)
+        return [None if item.admission is None else build_policy(item.admission, item.name, self._given)
                 for item in profile.classes]
 
     cdef list adopt(self, object before, object profile, list built):

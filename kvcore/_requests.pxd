@@ -44,7 +44,7 @@ cdef struct request_t:
     uint64_t seq           # its place in time, from when it was first stored
     ns_t known_ns          # when its overlap was last asked for outside; its arrival before
     int64_t ticket         # of that question; 0: it is not being asked
-    tokens_t context       # most tokens of prompt and output that anybody has told of; 0: nobody has
+    tokens_t context       # most tokens of prompt and output that anybody has told of; -1: nobody has
     int64_t attempt        # of the present or last booking; 0 before the first
     uint64_t serial        # of its arrival, from 1, never used again: names its path
     uint64_t* path         # block hashes, root to leaf; owned by the row

@@ -100,7 +100,7 @@ cdef class RequestTable:
         row.seq = 0
         row.known_ns = now_ns
         row.ticket = 0
-        row.context = 0
+        row.context = -1
         row.policy = NO_SLOT
         row.heard = False
         row.attempt = 0
@@ -135,7 +135,7 @@ cdef class RequestTable:
         return 0
 
     cdef int wait(self, slot_t slot, state_t state, uint64_t seq) except -1:
-        """A request does not run yet, in this state; its deadline counts. No other timer runs. seq: its place in time."""
+        """A request does not run yet, in this state; of its timers the deadline runs. seq: its place in time."""
         cdef request_t* row = &self.rows[slot]
         row.seq = seq
         self.set_timer(slot, TIMER_DEADLINE, row.deadline_ns)

@@ -42,7 +42,6 @@ from kvcore.request cimport Request
 from kvcore._tables import LOAD_DTYPE, POTENTIAL_DTYPE
 from kvcore.actions import ParkReason, RejectReason
 from kvcore.config import SchedulerConfig
-from kvcore.errors import InvalidEvent, InvalidPolicy
 from kvcore.events import Outcome
 
 __all__ = ["LOAD_DTYPE", "POTENTIAL_DTYPE", "Scheduler"]
@@ -88,7 +87,7 @@ cdef class Scheduler:
         """A scheduler without workers, at time 0. config None: every default of SchedulerConfig.
 
         admission: types of admission policies, each with a function from parameters to a policy (kvcore.admission);
-        they are looked up before the built-in and the installed ones. Raises InvalidPolicy for one that cannot be built.
+        they are looked up before built-in and installed ones. Raises InvalidPolicy for one that cannot be built.
         """
         config = SchedulerConfig() if config is None else config
         if not isinstance(config, SchedulerConfig):
@@ -144,8 +143,9 @@ cdef class Scheduler:
             return NOTHING
         self.stepping = True
         try:
-            if accept(events, self.now_ns, self.block_size):
-                self._build_policies(events)
+            built = accept(events, self.now_ns, self.block_size, self.policies)
+            if built is not None:
+                self.builds = built
             self.poisoned = True               # until the batch is through
             out = []
             self.backlog.begin_batch()
@@ -162,17 +162,6 @@ cdef class Scheduler:
         finally:
             self.stepping = False
         return tuple(out) if out else NOTHING
-
-    cdef int _build_policies(self, tuple events) except -1:
-        """The admission policies that reloads in this batch need; nothing has changed yet if one cannot be built."""
-        self.builds = []
-        for index, event in enumerate(events):
-            if type(event) is PolicyReplaced:
-                try:
-                    self.builds.append(self.policies.build((<PolicyReplaced>event).profile))
-                except InvalidPolicy as error:
-                    raise InvalidEvent(index, str(error)) from error
-        return 0
 
     cdef int _check_owner(self) except -1:
         if self.stepping:
@@ -468,7 +457,7 @@ cdef class Scheduler:
         lets an older request go first, the answer is that of one that waits, even if both would run in that step.
         """
         self._check_owner()
-        accept((RequestArrived(self.now_ns, request),), self.now_ns, self.block_size)
+        accept((RequestArrived(self.now_ns, request),), self.now_ns, self.block_size, self.policies)
         reason = self._refusal(request)
         if reason is not None:
             return make_reject(request.request_id, reason, -1)
@@ -484,7 +473,7 @@ cdef class Scheduler:
         Raises InvalidEvent as `step` would. Books nothing: what it says holds until the next step.
         """
         self._check_owner()
-        accept((RequestArrived(self.now_ns, request),), self.now_ns, self.block_size)
+        accept((RequestArrived(self.now_ns, request),), self.now_ns, self.block_size, self.policies)
         return self.forecast.potential_loads(request, self.now_ns)
 
     def stats(self):
