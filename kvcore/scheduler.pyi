@@ -1,10 +1,11 @@
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import final
 
 import numpy as np
 import numpy.typing as npt
 
 from kvcore.actions import AnyAction, Dispatch, Park, Reject
+from kvcore.admission import Factory
 from kvcore.config import SchedulerConfig
 from kvcore.events import AnyEvent
 from kvcore.request import Request
@@ -15,7 +16,9 @@ POTENTIAL_DTYPE: np.dtype[np.void]
 
 @final
 class Scheduler:
-    def __init__(self, config: SchedulerConfig | None = None) -> None: ...
+    def __init__(
+        self, config: SchedulerConfig | None = None, *, admission: Mapping[str, Factory] | None = None,
+    ) -> None: ...
     @property
     def config(self) -> SchedulerConfig: ...
     @property
