@@ -199,6 +199,13 @@ class Owner:
         except InvalidEvent as error:
             lease.refuse(error)
             return
+        except Fault as fault:
+            if prior is None:  # the core may know it by now
+                lease.phase = Phase.WAITING
+                self.live[name] = lease
+            else:
+                lease.refuse(self.closed(fault.__cause__))
+            raise
         if prior is not None:
             mine = [item for item in actions if isinstance(item, Reject) and item.request_id == name]
             for item in mine:
@@ -346,6 +353,8 @@ class Owner:
             if fault is not None:
                 self._give_up()
             try:
+                while self.told.waiting:
+                    self._hear()
                 now_ns = self.now_ns()
                 self._apply(self._must((Drained(now_ns, now_ns),)))
                 while self.turn():

@@ -1,7 +1,7 @@
 """What live drivers share with their surroundings: core, clock, effects and tap, and what callers are told.
 
-The contract of a driver. One owner calls `step_many`. It stamps `now_ns` when it *takes* a fact, so time never goes back
-and the journal is a total order. After each step it hands (events, actions, core) to the tap, then carries out the
+The contract of a driver. One owner calls `step_many`. It stamps `now_ns` when it *takes* a fact, so time never goes
+back and the journal is a total order. After each step it hands (events, actions, core) to the tap, then carries out the
 actions in their order. While idle it sleeps until `next_deadline_ns`, then steps TimerFired; a spurious one does no
 harm. Effects never call the core: what comes of them is a new fact. Every request is answered once: by a lease, or by
 an exception that names the reason. No policy: a driver compares no loads, counts no retries and reorders no actions.

@@ -32,7 +32,7 @@ class Teller(Protocol):
     listed: bool
 
     def take(self, now_ns: int, room: int) -> list[AnyEvent]:
-        """What it has to tell: at most so many facts, >= ROOM_MIN. With more to tell it lists itself again, in front."""
+        """What it has to tell: at most so many facts, >= ROOM_MIN. With more to tell it goes back in front."""
 
 
 class CleanupList:

@@ -66,11 +66,11 @@ class Router:
 
     def __init__(
         self, core: Scheduler, inbox_max: int, tap: Tap | None, clock: Clock, refresh: Refresh | None, mint_ids: bool,
-        nursery: trio.Nursery,
     ) -> None:
         self._thread = get_ident()
         self._room, self._news = trio.Semaphore(inbox_max), trio.Event()
-        self._nursery, self._block, self._life = nursery, trio.CancelScope(), trio.CancelScope(shield=True)
+        self._block, self._life = trio.CancelScope(), trio.CancelScope(shield=True)
+        self._nursery: trio.Nursery | None = None
         self._refresh, self._mint = refresh, count(1) if mint_ids else None
         ask = None if refresh is None else self._ask_outside
         self._owner = Owner(core, clock, tap, wake=self._wake, took=self._room.release, ask=ask)
@@ -208,14 +208,14 @@ class Router:
         self._room.release()  # whoever waits for room hears of it, one after the other
 
     def _ask_outside(self, question: RefreshOverlap) -> None:
-        self._nursery.start_soon(self._answer, question)
+        if self._nursery is not None and self._refresh is not None:
+            self._nursery.start_soon(self._answer, self._refresh, question)
 
-    async def _answer(self, question: RefreshOverlap) -> None:
+    async def _answer(self, refresh: Refresh, question: RefreshOverlap) -> None:
         overlap = None
-        assert self._refresh is not None
         try:
             with trio.move_on_after(self._owner.core.config.refresh_timeout_ns / 1e9):
-                overlap = await self._refresh(question.request_id, question.block_hashes)
+                overlap = await refresh(question.request_id, question.block_hashes)
         except Exception:
             log.exception("refresh has failed", extra={"request_id": question.request_id})
         self._owner.answer(question, overlap)
@@ -235,10 +235,10 @@ async def open_scheduler(
     may use the same; else the second of two live ones is Rejected.
     Raises what has made the owner fail: an exception of the tap or of an admission policy.
     """
-    core = Scheduler(config, admission=admission)
+    router = Router(Scheduler(config, admission=admission), inbox_max, tap, clock, refresh, mint_ids)
     failure: BaseException | None = None
     async with trio.open_nursery() as nursery:
-        router = Router(core, inbox_max, tap, clock, refresh, mint_ids, nursery)
+        router._nursery = nursery
         nursery.start_soon(router._own)
         try:
             with router._block:

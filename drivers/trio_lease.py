@@ -36,7 +36,8 @@ class TrioLease(Lease):
         try:
             await self._placed()
         except BaseException:
-            self.abandon()
+            if self.error is None:
+                self.abandon()
             raise
         if self._cancel_on_evict:
             self._scope = trio.CancelScope().__enter__()
