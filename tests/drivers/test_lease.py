@@ -1,16 +1,16 @@
-"""The lease alone, turned by hand: what its answers mean, in which order its facts are told, and that the first end wins."""
+"""The lease alone, turned by hand: what its answers mean, in which order its facts are told; the first end wins."""
 
 from __future__ import annotations
 
 import threading
 
 import pytest
-from live_hand import WAITS, Hand, HandLease
-
-from kvcore.actions import EvictReason, RejectReason
 from kvcore.drivers.lease import Phase
 from kvcore.drivers.protocol import Answer, Misuse, Rejected, Withdrawn
 from kvcore.drivers.told import FACTS_MAX
+from live_hand import WAITS, Hand, HandLease
+
+from kvcore.actions import EvictReason, RejectReason
 from kvcore.events import (
     ContextAdvanced,
     DispatchFailed,
