@@ -103,20 +103,18 @@ class Owner:
         self._now_ns = max(self._now_ns, self._clock())
         return self._now_ns
 
-    def turn(self) -> bool:
-        """Step what has been told, then one item of the inbox. False: there was nothing. Raises Fault."""
-        told = bool(self.told.waiting)
-        if told:
-            self._hear()
+    def turn(self) -> int:
+        """Step what has been told, then one item of the inbox. How much that was; 0: nothing. Raises Fault."""
+        heard = self._hear() + 1 if self.told.waiting else 0
         if not self.inbox:
-            return told
+            return heard
         item = self.inbox.popleft()
         self._took()
         if isinstance(item, Lease):
             self._arrive(item)
         else:
             self._serve(item)
-        return True
+        return heard + 1
 
     def idle_s(self) -> float | None:
         """How long nothing is due: seconds, or None: for ever."""
@@ -151,8 +149,8 @@ class Owner:
         except InvalidEvent as error:
             raise Fault from error
 
-    def _hear(self) -> None:
-        """One step with what stands on the list, as far as there is room."""
+    def _hear(self) -> int:
+        """One step with what stands on the list, as far as there is room; how many facts that was."""
         now_ns, waiting = self.now_ns(), self.told.waiting
         events: list[AnyEvent] = []
         heard: list[Teller] = []
@@ -168,7 +166,7 @@ class Owner:
             events += item.take(now_ns, FACTS_MAX - len(events))
             heard.append(item)
         if not events:
-            return
+            return 0
         actions = self._must(tuple(events))
         self._apply(actions)
         for item in heard:
@@ -179,6 +177,7 @@ class Owner:
             for item in heard:
                 if isinstance(item, Lease):
                     item.count_ignored(ignored)
+        return len(events)
 
     def _refreshed(self, item: Refreshed) -> None:
         try:
@@ -225,6 +224,7 @@ class Owner:
 
     def _serve(self, job: Job) -> None:
         try:
+            self.tick()  # reads and their like step nothing themselves
             result = job.work()
         except Fault as fault:
             job.reply.set_exception(self.closed(fault.__cause__))

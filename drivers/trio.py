@@ -39,6 +39,7 @@ from kvcore.stats import SchedulerStats
 from .lease import Lease as PlainLease
 from .owner import Fault, Job, Owner
 from .protocol import Answer, Clock, Closed, Evicted, Make, Misuse, Rejected, Tap, Withdrawn
+from .told import FACTS_MAX
 from .trio_lease import Reply
 from .trio_lease import TrioLease as Lease
 
@@ -50,8 +51,6 @@ T = TypeVar("T")
 Refresh = Callable[[str, tuple[int, ...]], Awaitable[Overlap | None]]
 
 INBOX_MAX = 4096
-#: Turns of the owner before other tasks get theirs.
-TURNS_MAX = 64
 
 log = logging.getLogger("kvcore.drivers")
 
@@ -182,14 +181,18 @@ class Router:
 
     @trio.lowlevel.enable_ki_protection
     async def _own(self) -> None:
-        turn = self._owner.turn
+        turn, waiting = self._owner.turn, self._owner.told.waiting
         try:
             with self._life:  # it outlives whoever still tells it how things ended
                 while True:
-                    if any(not turn() for _ in range(TURNS_MAX)):
-                        await self._sleep()
-                    else:
+                    done = more = turn()
+                    while more and done < FACTS_MAX and not waiting:  # then others hear what has been decided
+                        more = turn()
+                        done += more
+                    if more:
                         await trio.lowlevel.checkpoint()
+                    else:
+                        await self._sleep()
         except Fault as fault:
             self._owner.close(fault.__cause__)
             self._block.cancel()

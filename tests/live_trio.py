@@ -5,6 +5,7 @@ from __future__ import annotations
 import trio
 import trio.testing
 from kvcore.drivers.trio import open_scheduler
+from trio._core import _run as trio_run
 
 from kvcore.config import SchedulerConfig
 from kvcore.request import WorkerConfig
@@ -46,8 +47,18 @@ class Record:
             assert again.step_many(events) == actions
 
 
-def play(story, *workers: int, instruments=(), admission=None, tap=None, **options) -> Record:
-    """Run `await story(router, record)` with a router over workers of one rank; check what is left.
+def run(main, seed: int = 0, instruments=()) -> None:
+    """trio.run in virtual time, with an order of tasks that depends on the seed only."""
+    was, trio_run._ALLOW_DETERMINISTIC_SCHEDULING = trio_run._ALLOW_DETERMINISTIC_SCHEDULING, True
+    trio_run._r.seed(seed)
+    try:
+        trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0), instruments=instruments)
+    finally:
+        trio_run._ALLOW_DETERMINISTIC_SCHEDULING = was
+
+
+def play(story, *workers: int, instruments=(), admission=None, tap=None, seed: int = 0, **options) -> Record:
+    """Run `await story(router, record)` with a router over workers of one rank; its record.
 
     options: of open_scheduler and of SchedulerConfig (block size 4 unless said).
     """
@@ -62,5 +73,5 @@ def play(story, *workers: int, instruments=(), admission=None, tap=None, **optio
                     await router.upsert_worker(WorkerConfig(worker_id))
                 await story(router, record)
 
-    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0), instruments=instruments)
+    run(main, seed, instruments)
     return record

@@ -490,7 +490,7 @@ def test_a_batch_that_the_core_refuses_is_a_fault(monkeypatch):
     assert isinstance(turn_until_it_fails(hand), InvalidEvent)
 
 
-@pytest.mark.parametrize("dropped", [FACTS_MAX - 1, FACTS_MAX, FACTS_MAX + 1, 3 * FACTS_MAX])
+@pytest.mark.parametrize("dropped", [FACTS_MAX - 1, FACTS_MAX, FACTS_MAX + 1, 100_000])
 def test_any_number_of_drops_delays_an_arrival_by_one_batch(dropped):
     hand = Hand(1)
     leases = [hand.admit(f"r{i}") for i in range(dropped)]

@@ -9,7 +9,7 @@ from functools import partial
 
 import pytest
 import trio
-from kvcore.drivers.owner import Job
+from kvcore.drivers.owner import Job, Owner
 from kvcore.drivers.trio import (
     Answer,
     Closed,
@@ -556,28 +556,28 @@ def test_the_owner_outlives_those_who_clean_up():
     assert (seen[0].aborted, seen[0].live_requests) == (1, 0)
 
 
-def test_who_waits_for_room_hears_of_the_end():
+def test_who_waits_for_room_hears_of_the_end(monkeypatch):
+    closed = []
+
+    async def client(router, name):
+        try:
+            async with router.admit(Request(name, 8)):
+                pass
+        except (Closed, Rejected) as error:
+            closed.append(type(error).__name__)
+
     async def main():
-        closed = []
-
-        async def client(router, name):
-            try:
-                async with router.admit(Request(name, 8)):
-                    pass
-            except (Closed, Rejected) as error:
-                closed.append(type(error))
-
         async with trio.open_nursery() as nursery, open_scheduler(inbox_max=2) as router:
+            await trio.testing.wait_all_tasks_blocked()
+            monkeypatch.undo()
             for name in "abcdef":
                 nursery.start_soon(client, router, name)
-            # The owner gets no turn before the block is left.
-            while router._room.statistics().tasks_waiting < 4:
-                await trio.lowlevel.cancel_shielded_checkpoint()
-                router._owner.turn = lambda: False
-            del router._owner.turn
-        assert sorted(kind.__name__ for kind in closed) == ["Closed"] * 4 + ["Rejected"] * 2
+            await trio.testing.wait_all_tasks_blocked()
+            assert router._room.statistics().tasks_waiting == 4
 
+    monkeypatch.setattr(Owner, "turn", lambda owner: 0)  # an owner that gets to nothing before the block is left
     trio.run(main)
+    assert sorted(closed) == ["Closed"] * 4 + ["Rejected"] * 2
 
 
 def test_a_failing_tap_ends_the_router_with_its_exception():
