@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, assert_never
 
 from kvcore.actions import AnyAction, Dispatch, Evict, Ignored, Park, RefreshOverlap, Reject, RejectReason
@@ -87,7 +87,7 @@ class Owner:
         self.told = CleanupList(wake)
         self.live = Live()
         self.hints = Hints()
-        self.is_open = True
+        self.is_open, self.is_done = True, False
         self.fault: BaseException | None = None
         self._clock, self._tap, self._took, self._ask = clock, tap, took, ask
         self._profile: PolicyProfile | None = core.config.profile
@@ -167,7 +167,11 @@ class Owner:
             heard.append(item)
         if not events:
             return 0
-        actions = self._must(tuple(events))
+        try:
+            actions = self._must(tuple(events))
+        except Fault as fault:
+            self._lose(heard, fault.__cause__)
+            raise
         self._apply(actions)
         for item in heard:
             if isinstance(item, Barrier):
@@ -365,25 +369,39 @@ class Owner:
             disclaim(self._tap, self)
             self._tap = None  # who gave it may end it now
             self.told.wake = self.pump
+            self.is_done = True
+            self.sweep()
             self.pump()
 
-    def _give_up(self) -> None:
-        """What was decided in the step that failed may not have been carried out: whoever waits is told to go."""
-        disclaim(self._tap, self)
-        self._tap = None
+    def sweep(self) -> None:
+        """Send away what has come into the inbox of an owner that is done: by the owner, or by who has put it there."""
         while self.inbox:
-            item = self.inbox.popleft()
+            try:
+                item = self.inbox.popleft()
+            except IndexError:
+                return
             self._took()
             if isinstance(item, Lease):
                 item.refuse(self.closed(self.fault))
             else:
                 item.reply.set_exception(self.closed(self.fault))
+
+    def _give_up(self) -> None:
+        """What was decided in the step that failed may not have been carried out: whoever waits is told to go."""
+        disclaim(self._tap, self)
+        self._tap = None
+        self.sweep()
         for lease in self.live.values():
             if lease.phase is Phase.WAITING:
                 lease.lose(self.closed(self.fault))
         for reply in self._idlers:
             reply.set_exception(self.closed(self.fault))
         self._idlers.clear()
+
+    def _lose(self, items: Iterable[Teller], cause: BaseException | None) -> None:
+        for item in items:
+            if isinstance(item, Barrier):
+                item.reply.set_exception(self.closed(cause))
 
     def pump(self) -> None:
         """Step what has been told; of several callers one does it for all."""
@@ -396,9 +414,9 @@ class Owner:
                 while self.told.waiting:
                     self._hear()
             except Fault as fault:
-                self.told.wake = lambda: None
+                self._lose(self.told.waiting, fault.__cause__)
+                self.told.waiting.clear()
                 log.error("nothing more can be released: %s", fault.__cause__)
-                return
             finally:
                 self._pumps.append(None)
 
