@@ -122,7 +122,7 @@ class Owner:
         return None if due_ns is None else max(0, due_ns - self.now_ns()) / 1e9
 
     def tick(self, slept: bool = False) -> bool:
-        """Step TimerFired if something is due. slept: idle_s() has passed by some other clock, so it is."""
+        """Step TimerFired if something is due. slept: idle_s() has passed, though the clock may lack a nanosecond."""
         due_ns = self.core.next_deadline_ns
         if due_ns is None or (due_ns > self.now_ns() and not slept):
             return False

@@ -24,7 +24,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from itertools import count
 from queue import Empty, SimpleQueue
@@ -221,10 +221,8 @@ class Router:
         if self._ending or self._owner.turn() or self._owner.tick():
             return
         idle_s = self._owner.idle_s()
-        try:
+        with suppress(Empty):
             self._news.get(timeout=NAP_S if idle_s is None else min(idle_s, NAP_S))
-        except Empty:
-            self._owner.tick(slept=idle_s is not None and idle_s <= NAP_S)
 
     def _close(self, wait_s: float | None = None) -> None:
         if os.getpid() != self._pid:

@@ -71,6 +71,7 @@ class Router:
         self._block, self._life = trio.CancelScope(), trio.CancelScope(shield=True)
         self._nursery: trio.Nursery | None = None
         self._refresh, self._mint = refresh, count(1) if mint_ids else None
+        self._is_trio_time = clock is trio_ns
         ask = None if refresh is None else self._ask_outside
         self._owner = Owner(core, clock, tap, wake=self._wake, took=self._room.release, ask=ask)
 
@@ -203,7 +204,7 @@ class Router:
         with trio.move_on_after(math.inf if idle_s is None else idle_s) as nap:
             await self._news.wait()
         if nap.cancelled_caught:
-            self._owner.tick(slept=True)
+            self._owner.tick(slept=self._is_trio_time)
 
     def _close(self) -> None:
         self._owner.close()

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from concurrent.futures import Future
 
+from kvcore.drivers.lease import Lease
+from kvcore.drivers.owner import Job, Owner
 from stories import profile
 
 from kvcore.config import SchedulerConfig
-from kvcore.drivers.lease import Lease
-from kvcore.drivers.owner import Job, Owner
 from kvcore.events import WorkerUpserted
 from kvcore.request import Request, WorkerConfig
 from kvcore.scheduler import Scheduler
@@ -32,15 +32,18 @@ class HandLease(Lease):
 
 
 class Hand:
-    """workers: of one rank each. steps: what the tap heard. wakes, places: calls of `wake` and of `took`."""
+    """workers: of one rank each. steps: what the tap heard. wakes, places: calls of `wake` and of `took`.
 
-    def __init__(self, *workers: int, ask=None, admission=None, **config):
-        self.now = 0
+    config: fields of SchedulerConfig, or `whole`, all of it. tap: instead of the one that fills `steps`.
+    """
+
+    def __init__(self, *workers: int, ask=None, admission=None, tap=None, now=0, whole=None, **config):
+        self.now = now
         self.wakes = self.places = 0
         self.steps = []
-        core = Scheduler(SchedulerConfig(**{"block_size": 4, **config}), admission=admission)
+        core = Scheduler(whole or SchedulerConfig(**{"block_size": 4, **config}), admission=admission)
         self.owner = Owner(
-            core, lambda: self.now, self._tap, wake=self._wake, took=self._took, ask=ask)
+            core, lambda: self.now, tap or self._tap, wake=self._wake, took=self._took, ask=ask)
         self.core, self.live, self.told = core, self.owner.live, self.owner.told
         for worker_id in workers:
             self.submit(lambda now_ns, worker_id=worker_id: WorkerUpserted(now_ns, WorkerConfig(worker_id)))
