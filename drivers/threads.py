@@ -194,7 +194,7 @@ class Router:
 
     def _wake(self) -> None:
         """One wake-up for all that is told until the owner looks. Callable from anywhere, finalisers included."""
-        if not self._is_woken and os.getpid() == self._pid:
+        if not self._is_woken:
             self._is_woken = True
             self._news.put(None)
 

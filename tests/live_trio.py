@@ -12,7 +12,7 @@ from kvcore.request import WorkerConfig
 from kvcore.scheduler import Scheduler
 
 #: Virtual seconds after which a story hangs.
-PATIENCE_S = 1_000_000
+PATIENCE_S = 1_000_000_000
 
 
 class Record:

@@ -8,8 +8,10 @@ import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import contextmanager
+from queue import SimpleQueue
 
 import pytest
+from kvcore.drivers.owner import Job
 from kvcore.drivers.threads import Answer, Closed, Misuse, Rejected, Withdrawn, open_scheduler
 from live_hand import WAITS
 from live_trio import Record
@@ -493,3 +495,23 @@ def test_a_finaliser_may_end_a_lease_wherever_it_runs():
         record.on_step = None
         until(lambda: router.stats().live_requests == 0)
         assert router.stats().aborted == 6
+
+
+def test_what_is_put_while_the_owner_goes_to_sleep_is_not_lost():
+    """It wakes nobody, because a wake-up seems to be under way; the owner has just thrown that one away."""
+    with opened(1) as (router, _):
+        reply, armed = Future(), []
+
+        class Late(SimpleQueue):
+            def qsize(self):
+                if armed:
+                    armed.pop()
+                    router._is_woken = True
+                    router._owner.inbox.append(Job(lambda: "seen", reply))
+                    router._wake()
+                return super().qsize()
+
+        old, router._news = router._news, Late()
+        armed.append(True)
+        old.put(None)
+        assert reply.result(PATIENCE_S / 4) == "seen"
