@@ -18,30 +18,22 @@ Never here: the core, clocks, waiting.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
 from threading import get_ident
 
 from kvcore.actions import Dispatch, Evict
 from kvcore.events import (
     AnyEvent,
-    ContextAdvanced,
-    DispatchAccepted,
     DispatchFailed,
     Outcome,
-    OutputBlockAdded,
-    PrefillCompleted,
     RequestCancelled,
-    RequestFinished,
-    WorkerStatusChanged,
 )
 from kvcore.request import Request
 
 from .protocol import Answer, Misuse, Withdrawn
+from .runs import ABORTED, COMPLETED, End, Run
 from .told import CleanupList
 
-#: Source of the marks that `failed(shun_ns=...)` sets.
-SHUN_SOURCE = "lease"
 TOKENS_MAX = 2**53
 NS_MAX = 2**62 - 1
 
@@ -54,44 +46,6 @@ class Phase(Enum):
     BOOKED = 2
     EVICTED = 3
     ENDED = 4
-
-
-@dataclass(frozen=True, slots=True)
-class End:
-    """How the holder ends a run: a RequestFinished with this outcome, or (None) a DispatchFailed."""
-
-    outcome: Outcome | None
-    context_tokens: int | None = None
-    retry: bool = False
-    shun_ns: int | None = None
-
-
-_COMPLETED = End(Outcome.COMPLETED)
-_ABORTED = End(Outcome.ABORTED)
-
-
-class Run:
-    """One booking of a request. The first group of fields is the holder's, the second the owner's."""
-
-    __slots__ = (
-        "accepted", "blocks", "context_tokens", "dispatch", "ends", "fraction", "incarnation", "prefilled",
-        "said_accepted", "said_blocks", "said_context", "said_fraction", "said_prefilled",
-    )
-
-    def __init__(self, dispatch: Dispatch, incarnation: int) -> None:
-        self.accepted = False
-        self.prefilled = False
-        self.blocks = 0
-        self.fraction: tuple[float] | None = None  # a new tuple each time: telling the same again is news
-        self.context_tokens = -1
-        self.ends: list[End] = []  # the first counts; appending is what makes it so among threads
-        self.dispatch = dispatch
-        self.incarnation = incarnation
-        self.said_accepted = False
-        self.said_prefilled = False
-        self.said_blocks = 0
-        self.said_fraction: tuple[float] | None = None
-        self.said_context = -1
 
 
 class Live(dict[str, "Lease"]):
@@ -215,7 +169,7 @@ class Lease:
         """It has ended well. To be called before the last item is handed on: what comes later changes nothing."""
         if context_tokens is not None:
             _check_tokens(context_tokens)
-        return self._end(_COMPLETED if context_tokens is None else End(Outcome.COMPLETED, context_tokens))
+        return self._end(COMPLETED if context_tokens is None else End(Outcome.COMPLETED, context_tokens))
 
     def failed(self, *, retry: bool = False, shun_ns: int | None = None) -> Answer:
         """The worker has not taken it, or has lost it: the booking is undone exactly.
@@ -285,7 +239,7 @@ class Lease:
             self.abandon()
             return
         if not run.ends:
-            run.ends.append(_COMPLETED if completed else _ABORTED)
+            run.ends.append(COMPLETED if completed else ABORTED)
             self._told.tell(self)
         self._over = True
 
@@ -372,55 +326,17 @@ class Lease:
             self._close()  # decided, and delivered to nobody
             return [DispatchFailed(now_ns, self.request_id, run.dispatch.attempt)]
         ended = bool(run.ends)  # read first: all progress was noted before it
-        facts = self._progress(run, now_ns, room - 3) if phase is Phase.BOOKED else []
+        facts = run.progress(now_ns, room - 3) if phase is Phase.BOOKED else []
         if run.blocks > run.said_blocks and phase is Phase.BOOKED:
             self._told.again(self)
         elif ended:
-            facts += self._ending(run, now_ns)
-        return facts
-
-    def _progress(self, run: Run, now_ns: int, room: int) -> list[AnyEvent]:
-        name, attempt = self.request_id, run.dispatch.attempt
-        facts: list[AnyEvent] = []
-        if run.accepted and not run.said_accepted:
-            run.said_accepted = True
-            facts.append(DispatchAccepted(now_ns, name, attempt))
-        if run.prefilled and not run.said_prefilled:
-            run.said_prefilled = True
-            facts.append(PrefillCompleted(now_ns, name, attempt))
-        blocks = min(run.blocks - run.said_blocks, room - len(facts))
-        if blocks > 0:
-            run.said_blocks += blocks
-            facts += [OutputBlockAdded(now_ns, name, attempt)] * (blocks - 1)
-            fraction = run.fraction
-            news = None if fraction is None or fraction is run.said_fraction else fraction[0]
-            facts.append(OutputBlockAdded(now_ns, name, attempt, news))
-            run.said_fraction = fraction
-        context_tokens = run.context_tokens
-        if context_tokens > run.said_context:
-            run.said_context = context_tokens
-            facts.append(ContextAdvanced(now_ns, name, attempt, context_tokens))
-        return facts
-
-    def _ending(self, run: Run, now_ns: int) -> list[AnyEvent]:
-        name, attempt, end = self.request_id, run.dispatch.attempt, run.ends[0]
-        retry = end.retry and not self._gone
-        if retry:
-            if self.phase is Phase.BOOKED:
-                self._live.booked -= 1
-            self.phase = Phase.WAITING
-        else:
+            retry = run.ends[0].retry and not self._gone
             self._close()
-        if end.outcome is not None:
-            return [RequestFinished(now_ns, name, attempt, end.outcome, end.context_tokens)]
-        failed = DispatchFailed(now_ns, name, attempt, retry)
-        if end.shun_ns is None:
-            return [failed]
-        return [
-            WorkerStatusChanged(
-                now_ns, run.dispatch.worker_id, run.incarnation, SHUN_SOURCE, available=False, lease_ns=end.shun_ns),
-            failed,
-        ]
+            if retry:
+                self._live[self.request_id] = self
+                self.phase = Phase.WAITING
+            facts += run.ending(now_ns, retry)
+        return facts
 
 
 def _check_tokens(tokens: int) -> None:

@@ -9,6 +9,8 @@ needs no room there.
 When its loop has ended, whoever tells something steps it himself (`pump`): releases reach the ledger for as long as
 there are leases.
 
+What callers ask for is in desk.py.
+
 Invariants: one thread at a time turns or pumps; the tap hears of a step before anybody else does; no lock is held.
 """
 
@@ -16,42 +18,24 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any, assert_never
 
 from kvcore.actions import AnyAction, Dispatch, Evict, Ignored, Park, RefreshOverlap, Reject, RejectReason
-from kvcore.config import SchedulerConfig
 from kvcore.errors import InvalidEvent
 from kvcore.events import (
     AnyEvent,
-    ContextAdvanced,
-    DispatchAccepted,
-    DispatchFailed,
     Drained,
-    Event,
-    OutputBlockAdded,
-    PolicyReplaced,
-    PrefillCompleted,
     RequestArrived,
-    RequestCancelled,
-    RequestFinished,
     TimerFired,
-    WorkerRemoved,
-    WorkerUpserted,
 )
-from kvcore.policy import Capacity, PolicyProfile
-from kvcore.request import Overlap, Rank
+from kvcore.request import Overlap
 from kvcore.scheduler import Scheduler
 
-from .lease import NS_MAX, Lease, Live, Phase
-from .protocol import Answer, Clock, Closed, Make, Misuse, Rejected, Reply, Tap, claim, disclaim
-from .told import FACTS_MAX, ROOM_MIN, Barrier, CleanupList, Hints, Refreshed, Teller
+from .lease import Lease, Live, Phase
+from .protocol import Clock, Closed, Rejected, Reply, Tap, claim, disclaim
+from .told import FACTS_MAX, ROOM_MIN, Barrier, CleanupList, Refreshed, Teller
 
-#: Facts about requests that only a lease may tell, because it must know of them.
-LEASES_ONLY = (
-    RequestArrived, DispatchAccepted, DispatchFailed, PrefillCompleted, OutputBlockAdded, ContextAdvanced,
-    RequestFinished,
-)
 #: What a job answers with if its reply comes later.
 LATER = object()
 
@@ -86,13 +70,11 @@ class Owner:
         self.core, self.inbox = core, deque[Lease | Job]()
         self.told = CleanupList(wake)
         self.live = Live()
-        self.hints = Hints()
         self.is_open, self.is_done = True, False
         self.fault: BaseException | None = None
         self._clock, self._tap, self._took, self._ask = clock, tap, took, ask
-        self._profile: PolicyProfile | None = core.config.profile
-        self._incarnations: dict[int, int] = {}
-        self._idlers: list[Reply] = []
+        self.incarnations: dict[int, int] = {}
+        self.idlers: list[Reply] = []
         self._now_ns = 0
         self._pumps = [None]
 
@@ -127,10 +109,10 @@ class Owner:
         if due_ns is None or (due_ns > self.now_ns() and not slept):
             return False
         self._now_ns = max(self._now_ns, due_ns)
-        self._apply(self._must((TimerFired(self._now_ns),)))
+        self.apply(self._must((TimerFired(self._now_ns),)))
         return True
 
-    def _step(self, events: tuple[AnyEvent, ...]) -> tuple[AnyAction, ...]:
+    def step(self, events: tuple[AnyEvent, ...]) -> tuple[AnyAction, ...]:
         """Step and tap. InvalidEvent is the caller's; everything else is a Fault."""
         try:
             actions = self.core.step_many(events)
@@ -145,7 +127,7 @@ class Owner:
     def _must(self, events: tuple[AnyEvent, ...]) -> tuple[AnyAction, ...]:
         """Step what nobody outside can have got wrong."""
         try:
-            return self._step(events)
+            return self.step(events)
         except InvalidEvent as error:
             raise Fault from error
 
@@ -172,7 +154,7 @@ class Owner:
         except Fault as fault:
             self._lose(heard, fault.__cause__)
             raise
-        self._apply(actions)
+        self.apply(actions)
         for item in heard:
             if isinstance(item, Barrier):
                 item.reply.set_result(True)
@@ -185,12 +167,12 @@ class Owner:
 
     def _refreshed(self, item: Refreshed) -> None:
         try:
-            actions = self._step(tuple(item.take(self.now_ns(), FACTS_MAX)))
+            actions = self.step(tuple(item.take(self.now_ns(), FACTS_MAX)))
         except InvalidEvent as error:
             log.error("refresh answered %s", error.reason, extra={"request_id": item.request_id})
             item.overlap = None
             actions = self._must(tuple(item.take(self.now_ns(), FACTS_MAX)))
-        self._apply(actions)
+        self.apply(actions)
 
     def _arrive(self, lease: Lease) -> None:
         if lease.is_gone:
@@ -198,7 +180,7 @@ class Owner:
         name = lease.request_id
         prior = self.live.get(name)
         try:
-            actions = self._step((RequestArrived(self.now_ns(), lease.request),))
+            actions = self.step((RequestArrived(self.now_ns(), lease.request),))
         except InvalidEvent as error:
             lease.refuse(error)
             return
@@ -214,7 +196,7 @@ class Owner:
             for item in mine:
                 if item.reason is RejectReason.DUPLICATE_ID:
                     lease.refuse(Rejected(item))
-                    self._apply(tuple(other for other in actions if other is not item))
+                    self.apply(tuple(other for other in actions if other is not item))
                     return
             # The earlier request of this id has ended in this very step, by what was due before the arrival.
             if mine and prior.phase is Phase.WAITING:
@@ -224,7 +206,7 @@ class Owner:
                 prior.make_room()
         lease.phase = Phase.WAITING
         self.live[name] = lease
-        self._apply(actions)
+        self.apply(actions)
 
     def _serve(self, job: Job) -> None:
         try:
@@ -241,14 +223,15 @@ class Owner:
 
     # Carrying out.
 
-    def _apply(self, actions: tuple[AnyAction, ...]) -> None:
+    def apply(self, actions: tuple[AnyAction, ...]) -> None:
+        """Carry out what a step has decided, in its order."""
         live = self.live
         for action in actions:
             match action:
                 case Dispatch():
                     lease = live.get(action.request_id)
                     if lease is not None:
-                        lease.book(action, self._incarnations.get(action.worker_id, 0))
+                        lease.book(action, self.incarnations.get(action.worker_id, 0))
                 case Reject():
                     lease = live.get(action.request_id)
                     if lease is not None:
@@ -266,80 +249,14 @@ class Owner:
                     pass
                 case _:
                     assert_never(action)
-        if self._idlers and not live.booked:
-            for reply in self._idlers:
+        if self.idlers and not live.booked:
+            for reply in self.idlers:
                 reply.set_result(None)
-            self._idlers.clear()
-
-    # What callers ask for; run as jobs, by the owner.
-
-    def submit(self, makes: Sequence[Make]) -> Answer:
-        """Facts from outside, one step. NO_CHANGE: the core has ignored one about a request."""
-        now_ns = self.now_ns()
-        events = tuple(make(now_ns) for make in makes)
-        for event in events:
-            if isinstance(event, LEASES_ONLY):
-                raise Misuse(f"{type(event).__name__} is told by leases only")
-            if not isinstance(event, Event) or event.now_ns != now_ns:
-                raise Misuse(f"a fact must bear the time that it is given: {now_ns}, not {event!r}")
-        actions = self._step(events)
-        ignored = {action.request_id for action in actions if isinstance(action, Ignored)}
-        for event in events:
-            self._follow(event, ignored)
-        self._apply(actions)
-        return Answer.NO_CHANGE if ignored else Answer.APPLIED
-
-    def _follow(self, event: AnyEvent, ignored: set[str]) -> None:
-        """What the owner must know itself of facts from outside."""
-        match event:
-            case WorkerUpserted():
-                worker_id = event.config.worker_id
-                self._incarnations[worker_id] = max(self._incarnations.get(worker_id, 0), event.incarnation)
-            case WorkerRemoved():
-                self._incarnations.pop(event.worker_id, None)
-            case PolicyReplaced():
-                self._profile = event.profile
-            case RequestCancelled():
-                lease = self.live.get(event.request_id)
-                if lease is not None and event.request_id not in ignored:
-                    lease.withdraw()
-            case _:
-                pass
-
-    def hint(self, ranks: Sequence[Rank] | None) -> None:
-        """Somebody has seen room on these ranks; None: anywhere."""
-        if ranks is not None and not all(isinstance(rank, Rank) for rank in ranks):
-            raise ValueError(f"ranks must be Ranks, not {ranks!r}")
-        self.hints.add(ranks)
-        self.told.tell(self.hints)
-
-    def recheck(self, reply: Reply) -> None:
-        """True once a full recheck and all that was told before it have been stepped; False: nothing ever queues."""
-        if self.queues:
-            self.told.tell(Barrier(reply))
-        else:
-            reply.set_result(False)
+            self.idlers.clear()
 
     def answer(self, question: RefreshOverlap, overlap: Overlap | None) -> None:
         """What an outside index says."""
         self.told.tell(Refreshed(question.request_id, question.ticket, overlap))
-
-    def drain(self, grace_ns: int, reply: Reply) -> object:
-        """Let nothing more in; the answer comes when no booking is left, at the latest when the grace is over."""
-        self.submit([lambda now_ns: Drained(now_ns, min(now_ns + grace_ns, NS_MAX))])
-        if not self.live.booked:
-            return None
-        self._idlers.append(reply)
-        return LATER
-
-    @property
-    def queues(self) -> bool:
-        """Whether some class waits for capacity: without, no recheck can change anything."""
-        config: SchedulerConfig = self.core.config
-        profile = config.in_force(self._profile)
-        return profile.capacity is Capacity.STRICT or any(
-            item.prefill_busy_threshold is not None or item.prefill_busy_threshold_frac is not None
-            for item in profile.classes)
 
     # The end.
 
@@ -360,7 +277,7 @@ class Owner:
                 while self.told.waiting:
                     self._hear()
                 now_ns = self.now_ns()
-                self._apply(self._must((Drained(now_ns, now_ns),)))
+                self.apply(self._must((Drained(now_ns, now_ns),)))
                 while self.turn():
                     pass
             except Fault as another:
@@ -394,9 +311,9 @@ class Owner:
         for lease in self.live.values():
             if lease.phase is Phase.WAITING:
                 lease.lose(self.closed(self.fault))
-        for reply in self._idlers:
+        for reply in self.idlers:
             reply.set_exception(self.closed(self.fault))
-        self._idlers.clear()
+        self.idlers.clear()
 
     def _lose(self, items: Iterable[Teller], cause: BaseException | None) -> None:
         for item in items:

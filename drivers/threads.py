@@ -42,8 +42,9 @@ from kvcore.request import Overlap, Rank, Request, WorkerConfig
 from kvcore.scheduler import Scheduler
 from kvcore.stats import SchedulerStats
 
+from .desk import Desk
 from .lease import Lease as PlainLease
-from .owner import Fault, Job, Owner
+from .owner import Fault, Job
 from .protocol import Answer, Clock, Closed, Make, Misuse, Rejected, Reply, Tap, Withdrawn
 from .thread_lease import ThreadLease as Lease
 
@@ -74,7 +75,7 @@ class Router:
         self._is_woken = False
         self._refresh, self._mint = refresh, count(1) if mint_ids else None
         ask = None if refresh is None else self._ask_outside
-        self._owner = Owner(core, clock, tap, wake=self._wake, took=self._room.release, ask=ask)
+        self._owner = Desk(core, clock, tap, wake=self._wake, took=self._room.release, ask=ask)
         self._thread = threading.Thread(target=self._own, name="kvcore-owner", daemon=True)
         self._thread.start()
         _OPEN.add(self)

@@ -36,8 +36,9 @@ from kvcore.request import Overlap, Rank, Request, WorkerConfig
 from kvcore.scheduler import Scheduler
 from kvcore.stats import SchedulerStats
 
+from .desk import Desk
 from .lease import Lease as PlainLease
-from .owner import Fault, Job, Owner
+from .owner import Fault, Job
 from .protocol import Answer, Clock, Closed, Evicted, Make, Misuse, Rejected, Tap, Withdrawn
 from .told import FACTS_MAX
 from .trio_lease import Reply
@@ -73,7 +74,7 @@ class Router:
         self._refresh, self._mint = refresh, count(1) if mint_ids else None
         self._is_trio_time = clock is trio_ns
         ask = None if refresh is None else self._ask_outside
-        self._owner = Owner(core, clock, tap, wake=self._wake, took=self._room.release, ask=ask)
+        self._owner = Desk(core, clock, tap, wake=self._wake, took=self._room.release, ask=ask)
 
     # Requests.
 

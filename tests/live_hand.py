@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from concurrent.futures import Future
 
+from kvcore.drivers.desk import Desk
 from kvcore.drivers.lease import Lease
-from kvcore.drivers.owner import Job, Owner
+from kvcore.drivers.owner import Job
 from stories import profile
 
 from kvcore.config import SchedulerConfig
@@ -42,7 +43,7 @@ class Hand:
         self.wakes = self.places = 0
         self.steps = []
         core = Scheduler(whole or SchedulerConfig(**{"block_size": 4, **config}), admission=admission)
-        self.owner = Owner(
+        self.owner = Desk(
             core, lambda: self.now, tap or self._tap, wake=self._wake, took=self._took, ask=ask)
         self.core, self.live, self.told = core, self.owner.live, self.owner.told
         for worker_id in workers:
