@@ -14,7 +14,6 @@ import trio
 import trio.testing
 from kvcore.drivers.owner import Job
 from kvcore.drivers.protocol import Answer
-from kvcore.drivers.told import FACTS_MAX
 from kvcore.drivers.trio import Rejected, open_scheduler
 from live_hand import WAITS, Hand
 from live_trio import play, run
@@ -103,8 +102,8 @@ def test_review_05_a_storm_is_taken_in_batches_and_completions_go_on():
     record.check()
     assert len(ends) == others
     assert sum(size for size, _ in sizes) <= storm + 3 * others
-    assert len(sizes) <= storm // (FACTS_MAX - 8) + 2 * others
-    assert max(size for size, _ in sizes) <= FACTS_MAX
+    assert len(sizes) <= storm // 200 + 2 * others
+    assert max(size for size, _ in sizes) <= 256
 
 
 def test_review_05_an_idle_owner_has_no_steps():
