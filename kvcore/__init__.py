@@ -56,6 +56,8 @@ from kvcore.events import (
     WorkerStatusChanged,
     WorkerUpserted,
 )
+from kvcore.explanation import Decision, Explanation, QueueEntry, RankView, Score
+from kvcore.explanation_text import text as explanation_text
 from kvcore.journal import JournalBatch, JournalReader, JournalReplay, JournalWriter
 from kvcore.journal import replay as replay_journal
 from kvcore.policy import (
@@ -90,6 +92,7 @@ __all__ = [
     "CapacityHinted",
     "ClassStats",
     "ContextAdvanced",
+    "Decision",
     "Dispatch",
     "DispatchAccepted",
     "DispatchFailed",
@@ -97,6 +100,7 @@ __all__ = [
     "Event",
     "Evict",
     "EvictReason",
+    "Explanation",
     "Ignored",
     "IgnoredReason",
     "IndexMode",
@@ -125,8 +129,10 @@ __all__ = [
     "PolicyReplaced",
     "PrefillCompleted",
     "PrefillDecay",
+    "QueueEntry",
     "QueuePolicy",
     "Rank",
+    "RankView",
     "RefreshOverlap",
     "Reject",
     "RejectReason",
@@ -138,6 +144,7 @@ __all__ = [
     "Scheduler",
     "SchedulerConfig",
     "SchedulerStats",
+    "Score",
     "SelectionWeights",
     "Tier",
     "TimerFired",
@@ -145,6 +152,7 @@ __all__ = [
     "WorkerRemoved",
     "WorkerStatusChanged",
     "WorkerUpserted",
+    "explanation_text",
     "load_policy",
     "replay_journal",
 ]

@@ -23,6 +23,7 @@ cdef class Policies:
     cdef list build(self, object profile)
     cdef list adopt(self, object before, object profile, list built)
     cdef str class_name(self, slot_t class_index)
+    cdef str type_of(self, slot_t class_index)
     cdef bint manages(self, slot_t class_index) noexcept
     cdef object decide(self, slot_t class_index, object view)
     cdef object rehearse(self, slot_t class_index, object view)

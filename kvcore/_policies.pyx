@@ -64,6 +64,10 @@ cdef class Policies:
     cdef str class_name(self, slot_t class_index):
         return self._labels[class_index][1]
 
+    cdef str type_of(self, slot_t class_index):
+        """What kind of policy a class has."""
+        return self._labels[class_index][0]
+
     cdef bint manages(self, slot_t class_index) noexcept:
         """Whether a class has a policy."""
         return self.any and self._policies[class_index] is not None
