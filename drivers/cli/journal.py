@@ -93,6 +93,53 @@ def stats_command(file: str) -> None:
     _tell_cut(journal)
 
 
+@journal_group.command("explain")
+@click.argument("file", metavar="FILE")
+@click.argument("request_id", metavar="REQUEST_ID")
+@click.option("--at", type=click.IntRange(min=0), metavar="BATCH", help="Stop after this batch, the first is 0.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
+def explain_command(file: str, request_id: str, at: int | None, as_json: bool) -> None:
+    """Step the events in FILE up to the last batch in which REQUEST_ID waited or was dispatched, and say why.
+
+    What is printed is what Scheduler.explain told there: what it waited for, or what its decision was made on.
+    """
+    import dataclasses
+    import json
+
+    from kvcore import Explanation, Scheduler, explanation_text, replay_journal
+
+    from .journal_explain import follow, plain
+
+    with _opened(file) as journal:
+        trail = follow(journal, request_id, at)
+        last = journal.batches - 1
+    if at is not None and last < at:
+        raise click.ClickException(f"--at {at}: the batches of {file} are 0 to {last}")
+    stop = trail.batch if at is None else at
+    told = None
+    if stop is not None:
+        with _opened(file) as journal:
+            scheduler = Scheduler(dataclasses.replace(journal.config, decisions_kept=trail.decisions))
+            replay_journal(journal, scheduler, until=stop + 1)
+        told = scheduler.explain(request_id)
+    elif trail.later is not None:
+        told = Explanation(request_id, "ended", trail.later[1], ("it neither waited nor was it dispatched",))
+    if told is None or told.state == "unknown":
+        raise click.ClickException(f"{file}: " + (
+            f"no request {request_id!r} waited or was dispatched" if at is None else
+            f"no request {request_id!r} is live after batch {at}, nor was it dispatched before"))
+    later = trail.later if at is None else None
+    if as_json:
+        content = {"journal": file, "batch": stop, "explanation": plain(dataclasses.asdict(told)),
+                   "later": None if later is None else dict(zip(("batch", "now_ns", "what"), later, strict=True))}
+        click.echo(json.dumps(content, indent=2))
+        return
+    click.echo(f"journal    {file}" + ("" if stop is None else f", after batch {stop}, at {told.now_ns} ns"))
+    click.echo(explanation_text(told), nl=False)
+    if later is not None:
+        click.echo(f"later      batch {later[0]}, at {later[1]} ns: {later[2]}")
+
+
 def _tell_cut(journal: JournalReader) -> None:
     if journal.cut is not None:
         click.echo(f"kvcore: note: {journal.file}: {journal.cut}: the journal was cut short", err=True)
