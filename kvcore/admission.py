@@ -72,10 +72,10 @@ def build(spec: AdmissionSpec, class_name: str, given: Mapping[str, Factory]) ->
         policy = _factory(spec.type, given)(copy.deepcopy(dict(spec.parameters)))
     except Exception as error:
         kind = "" if isinstance(error, ValueError | TypeError) else f"{type(error).__name__}: "
-        reason = marks.printable(f"{spec.type}: {kind}{error}", 300)
+        reason = f"{marks.printable(spec.type)}: {marks.printable(f'{kind}{error}', 300)}"
         raise InvalidPolicy(reason, location=location, key="admission") from error
     if not isinstance(policy, AdmissionPolicy):
-        reason = f"{spec.type}: its factory makes a {type(policy).__name__}, not an AdmissionPolicy"
+        reason = f"{marks.printable(spec.type)}: its factory makes a {type(policy).__name__}, not an AdmissionPolicy"
         raise InvalidPolicy(reason, location=location, key="admission")
     return policy
 
@@ -95,8 +95,8 @@ def _installed(name: str, known: set[str]) -> Factory:
 
     found = {entry.value: entry for entry in entry_points(group=ENTRY_POINTS, name=name)}
     if not found:
-        known |= entry_points(group=ENTRY_POINTS).names
-        raise ValueError(f"unknown type{marks.did_you_mean(name, sorted(known))}; known are {', '.join(sorted(known))}")
+        names = sorted(known | entry_points(group=ENTRY_POINTS).names)
+        raise ValueError(f"unknown type{marks.did_you_mean(name, names) or '; known are ' + ', '.join(names)}")
     if len(found) > 1:
         raise ValueError(f"installed more than once: {', '.join(sorted(found))}")
     (entry,) = found.values()

@@ -6,33 +6,35 @@ from collections.abc import Callable
 from typing import Any
 
 from admission_core import Core, State
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from slow_policies import SlowPrograms, SlowSessions
 
 from kvcore.admission import ProgramBudget, Ready, SessionConcurrency
 
-SESSIONS = ("a", "b", "c", "d", None)
-#: A step: what is done, to which requests or session, with which numbers.
-steps = st.lists(
-    st.tuples(st.sampled_from(["arrive"] * 5 + ["dispatch"] * 3 + ["advance", "complete", "complete", "abort", "abort",
-                                                                   "release", "wait", "wait", "late", "reload"]),
-              st.integers(0, 40), st.integers(0, 40), st.integers(0, 15)),
-    max_size=60)
+SESSIONS = ("a", "b", "a", "b", "c", "d", "a", None)
+KINDS = ("arrive", "arrive", "arrive", "arrive", "arrive", "dispatch", "dispatch", "dispatch", "advance", "complete",
+         "complete", "abort", "abort", "release", "wait", "late", "reload")
+#: Four bytes a step: what is done, to whom, with which numbers. A case takes about a millisecond.
+stories = st.binary(min_size=120, max_size=280) | st.binary(max_size=80)
+CASES = 8 * settings().max_examples
 
 
-def play(core: Core, story: list[tuple[str, int, int, int]], fresh: Callable[[], Any],
+def play(core: Core, story: bytes, fresh: Callable[[], Any],
          check: Callable[[str, list[str]], None]) -> None:
     """Play the steps as far as they make sense, and call `check` with the kind of each and whom it let go."""
-    for kind, which, other, number in story:
+    for position in range(0, len(story) - 3, 4):
+        kind = KINDS[story[position] % len(KINDS)]
+        which, other, number = story[position + 1], story[position + 2] % 8, story[position + 3] % 16
         if kind not in ("abort", "late"):  # a request whose deadline has come is rejected before policies are called
+            core.answered = []
             core.due()
             check("on_time", core.answered)
         core.answered = []
         deferred, let_go = core.of(State.DEFERRED), core.of(State.READY, State.RUNNING)
         if kind == "arrive":
             request_id = next(name for name in map(str, range(100)) if name not in core.requests)
-            decision = core.arrive(request_id, SESSIONS[which % 5], 1 + number, other if other < 6 else None)
+            decision = core.arrive(request_id, SESSIONS[which % 8], 1 + number, other if other < 6 else None)
             if request_id in core.requests and isinstance(decision, Ready):
                 core.answered = [request_id]
         elif kind == "reload":
@@ -59,8 +61,9 @@ def play(core: Core, story: list[tuple[str, int, int, int]], fresh: Callable[[],
         check(kind, core.answered)
 
 
-@given(steps, st.integers(1, 3), st.none() | st.integers(0, 3))
-def test_session_concurrency(story: list[tuple[str, int, int, int]], max_running: int, max_deferred: int | None) -> None:
+@settings(max_examples=CASES)
+@given(stories, st.integers(1, 3), st.none() | st.integers(0, 3))
+def test_session_concurrency(story: bytes, max_running: int, max_deferred: int | None) -> None:
     def fresh() -> SessionConcurrency:
         return SessionConcurrency({"max_running": max_running, "max_deferred": max_deferred})
 
@@ -71,7 +74,7 @@ def test_session_concurrency(story: list[tuple[str, int, int, int]], max_running
             running = [one for one in core.requests.values()
                        if one.session_id == session_id and one.state is not State.DEFERRED]
             assert kind == "release" or len(running) <= max_running
-        for session_id in SESSIONS[:4]:
+        for session_id in "abcd":
             waiting = [one for one in core.requests.values()
                        if one.session_id == session_id and one.state is State.DEFERRED]
             assert max_deferred is None or len(waiting) <= max_deferred
@@ -81,8 +84,9 @@ def test_session_concurrency(story: list[tuple[str, int, int, int]], max_running
     assert core.policies[0].dump() == fresh().dump()
 
 
-@given(steps, st.integers(1, 40), st.none() | st.integers(1, 3), st.integers(0, 20), st.none() | st.integers(1, 30))
-def test_program_budget(story: list[tuple[str, int, int, int]], budget: int, max_programs: int | None,
+@settings(max_examples=CASES)
+@given(stories, st.integers(1, 40), st.none() | st.integers(1, 3), st.integers(0, 20), st.none() | st.integers(1, 30))
+def test_program_budget(story: bytes, budget: int, max_programs: int | None,
                         pause_ttl_ns: int, resume_after_ns: int | None) -> None:
     def fresh() -> ProgramBudget:
         return ProgramBudget({"kv_token_budget": budget, "max_programs": max_programs, "pause_ttl_ns": pause_ttl_ns,
@@ -91,13 +95,14 @@ def test_program_budget(story: list[tuple[str, int, int, int]], budget: int, max
     slow = SlowPrograms(budget, max_programs, pause_ttl_ns, resume_after_ns)
     core = Core([fresh(), slow])
     live: set[str] = set()
+    waited_since: dict[str, int] = {}
 
     def check(kind: str, let_go: list[str]) -> None:
         """The rule at each admission; nobody waits longer than is allowed; who waits does so with all its turns."""
         admitted = {one for one in slow.live() - live if any(
             request.session_id == one for name, request in core.requests.items() if name in let_go)}
         forced = resume_after_ns is not None and any(
-            core.requests[name].since_ns + resume_after_ns <= core.now_ns for name in let_go if name in core.requests)
+            waited_since[one] + resume_after_ns <= core.now_ns for one in admitted if one in waited_since)
         if admitted and kind != "release" and not forced and len(slow.live()) > 1:
             assert slow.total() <= budget
             assert max_programs is None or len(slow.live()) <= max_programs
@@ -107,6 +112,8 @@ def test_program_budget(story: list[tuple[str, int, int, int]], budget: int, max
             assert all(core.requests[name].since_ns + resume_after_ns > core.now_ns for name in core.of(State.DEFERRED))
         live.clear()
         live.update(slow.live())
+        waited_since.clear()
+        waited_since.update({session_id: since_ns for since_ns, session_id in slow.waiting})
 
     play(core, story, fresh, check)
     core.end_all()
