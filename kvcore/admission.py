@@ -67,20 +67,27 @@ def build(spec: AdmissionSpec, class_name: str, given: Mapping[str, Factory]) ->
     The factory gets a copy of the parameters, so that no policy can change the profile that is in force.
     Raises: InvalidPolicy for an unknown type, and for whatever a factory raises when it gets the parameters.
     """
-    location = f'root, class "{class_name}"'
     try:
-        policy = _factory(spec.type, given)(copy.deepcopy(dict(spec.parameters)))
+        factory = _factory(spec.type, given)
+    except ValueError as error:
+        raise _refused(class_name, str(error)) from error
+    name = marks.printable(spec.type)
+    try:
+        policy = factory(copy.deepcopy(dict(spec.parameters)))
     except Exception as error:
         kind = "" if isinstance(error, ValueError | TypeError) else f"{type(error).__name__}: "
-        reason = f"{marks.printable(spec.type)}: {marks.printable(f'{kind}{error}', 300)}"
-        raise InvalidPolicy(reason, location=location, key="admission") from error
+        raise _refused(class_name, f"{name}: {kind}{error}") from error
     if not isinstance(policy, AdmissionPolicy):
-        reason = f"{marks.printable(spec.type)}: its factory makes a {type(policy).__name__}, not an AdmissionPolicy"
-        raise InvalidPolicy(reason, location=location, key="admission")
+        raise _refused(class_name, f"{name}: its factory makes a {type(policy).__name__}, not an AdmissionPolicy")
     return policy
 
 
+def _refused(class_name: str, reason: str) -> InvalidPolicy:
+    return InvalidPolicy(marks.printable(reason, 300), location=f'root, class "{class_name}"', key="admission")
+
+
 def _factory(name: str, given: Mapping[str, Factory]) -> Factory:
+    """The type of this name. ValueError: there is none, or it cannot be had."""
     if name in given:
         return given[name]
     if name in BUILT_IN:
@@ -89,19 +96,22 @@ def _factory(name: str, given: Mapping[str, Factory]) -> Factory:
 
 
 def _installed(name: str, known: set[str]) -> Factory:
-    """A type that another package has installed. ValueError: nobody has, or it cannot be had."""
+    """A type that another package has installed. known: the types that are there without."""
     # Here because it takes a while to import and few need it.
     from importlib.metadata import entry_points
 
+    what = marks.printable(name)
     found = {entry.value: entry for entry in entry_points(group=ENTRY_POINTS, name=name)}
     if not found:
         names = sorted(known | entry_points(group=ENTRY_POINTS).names)
-        raise ValueError(f"unknown type{marks.did_you_mean(name, names) or '; known are ' + ', '.join(names)}")
+        hint = marks.did_you_mean(name, names) or "; known are " + ", ".join(names)
+        raise ValueError(f"unknown type {what!r}{hint}")
     if len(found) > 1:
-        raise ValueError(f"installed more than once: {', '.join(sorted(found))}")
+        raise ValueError(f"type {what!r} is installed more than once: {', '.join(sorted(found))}")
     (entry,) = found.values()
     try:
         factory: Factory = entry.load()
     except Exception as error:
-        raise ValueError(f"{entry.value} cannot be loaded: {type(error).__name__}: {error}") from error
+        raise ValueError(
+            f"type {what!r} cannot be loaded from {entry.value}: {type(error).__name__}: {error}") from error
     return factory

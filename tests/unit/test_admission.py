@@ -53,7 +53,8 @@ def refused(spec: AdmissionSpec, given: Any = None) -> InvalidPolicy:
         build(spec, "c", given or {})
     error = caught.value
     assert (error.location, error.key, error.line) == ('root, class "c"', "admission", None)
-    assert error.reason.startswith(spec.type[:80])
+    assert spec.type[:80] in error.reason
+    assert len(error.reason) < 500
     assert str(error).isprintable()
     return error
 
@@ -90,11 +91,11 @@ def test_a_policy_cannot_change_the_profile() -> None:
 def test_an_unknown_type(monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch, theirs="some_package:Nobody")
     assert refused(AdmissionSpec("session_concurency"), {"mine": Nobody}).reason == (
-        "session_concurency: unknown type, did you mean session_concurrency?")
-    assert refused(AdmissionSpec("their")).reason == "their: unknown type, did you mean theirs?"
-    assert refused(AdmissionSpec("min"), {"mine": Nobody}).reason == "min: unknown type, did you mean mine?"
+        "unknown type 'session_concurency', did you mean session_concurrency?")
+    assert refused(AdmissionSpec("their")).reason == "unknown type 'their', did you mean theirs?"
+    assert refused(AdmissionSpec("min"), {"mine": Nobody}).reason == "unknown type 'min', did you mean mine?"
     assert refused(AdmissionSpec("x" * 500), {"mine": Nobody}).reason == (
-        "x" * 80 + "...: unknown type; known are mine, program_budget, session_concurrency, theirs")
+        f"unknown type '{'x' * 80}...'; known are mine, program_budget, session_concurrency, theirs")
 
 
 def test_bad_parameters() -> None:
@@ -111,7 +112,7 @@ def test_what_factories_raise() -> None:
         raise ValueError("a\nb" * 1000)
 
     assert refused(AdmissionSpec("mine"), {"mine": missing}).reason == "mine: KeyError: 'n'"
-    assert len(refused(AdmissionSpec("mine"), {"mine": long}).reason) < 500
+    assert refused(AdmissionSpec("mine"), {"mine": long}).reason.startswith(r"mine: a\nba\nb")
     assert "not callable" in refused(AdmissionSpec("mine"), {"mine": 1}).reason
     assert refused(AdmissionSpec("mine"), {"mine": dict}).reason == (
         "mine: its factory makes a dict, not an AdmissionPolicy")
@@ -120,11 +121,12 @@ def test_what_factories_raise() -> None:
 @pytest.mark.parametrize(
     ("values", "reason"),
     [
-        ({"theirs": "no_such_package:Policy"}, "theirs: no_such_package:Policy cannot be loaded: ModuleNotFoundError"),
-        ({"theirs": "some_package:Absent"}, "theirs: some_package:Absent cannot be loaded: AttributeError"),
+        ({"theirs": "no_such_package:Policy"},
+         "type 'theirs' cannot be loaded from no_such_package:Policy: ModuleNotFoundError"),
+        ({"theirs": "some_package:Absent"}, "type 'theirs' cannot be loaded from some_package:Absent: AttributeError"),
         ({"theirs": "some_package"}, "theirs: 'module' object is not callable"),
         ({"theirs": "some_package:Nobody", "theirs_": "another:Nobody"},
-         "theirs: installed more than once: another:Nobody, some_package:Nobody"),
+         "type 'theirs' is installed more than once: another:Nobody, some_package:Nobody"),
     ],
 )
 def test_broken_installations(monkeypatch: pytest.MonkeyPatch, values: dict[str, str], reason: str) -> None:

@@ -235,7 +235,7 @@ def test_the_example_with_admission_policies() -> None:
     ("old", "new", "reason"),
     [
         ("session_concurrency", "session_concurency",
-         ": type: session_concurency: unknown type, did you mean session_concurrency?"),
+         ": type: unknown type 'session_concurency', did you mean session_concurrency?"),
         ("max_deferred: 16", "max_defered: 16", ", parameters: max_defered: unknown key, did you mean max_deferred?"),
         ("max_running: 4", "max_running: no", ", parameters: max_running: must be a whole number, 1..9007199254740992 "
          "(2^53), not 'no'"),
