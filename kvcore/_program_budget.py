@@ -2,8 +2,9 @@
 
 A program is a session whose turns share one growing context. Between two turns, while its tools run, its context is
 worth keeping in the KV cache; more programs than fit evict each other's, and each turn computes its context anew. So
-programs are admitted, not turns. The words are those of ThunderAgent (arXiv 2602.13692: programs, pause, resume, forced
-resume) and Continuum (arXiv 2511.02230: context kept for a time to live, programs first come, first served).
+programs are admitted, not turns. Ref: Continuum (arXiv 2511.02230) for a context kept for a time to live between turns
+and programs first come, first served; ThunderAgent (arXiv 2602.13692) for programs, resume and forced resume. What it
+calls acting is paused here, and what it calls paused waits here.
 
 A request is let go when it may queue, and stays so until it has ended. A program
 - is live while one of its turns is let go, and while it is paused: for pause_ttl_ns after its last one has ended, if a

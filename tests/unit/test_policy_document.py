@@ -155,7 +155,7 @@ def test_admission_that_cannot_be_built(written: str, part: str, key: str, line:
 def test_admission_of_a_type_that_is_given() -> None:
     document = load_policy(policy(admission="{type: mine, parameters: {max_running: 1}}"))
     check_admission(document, {"mine": SessionConcurrency})
-    with pytest.raises(InvalidPolicy, match=":9: .*, admission: type: unknown type 'mine'"):
+    with pytest.raises(InvalidPolicy, match=r":9: .*, admission: type: unknown type 'mine'"):
         check_admission(load_policy(policy(admission="{type: mine}")))
 
 
