@@ -83,7 +83,7 @@ cdef class Scheduler:
     cdef bint stepping
     cdef bint poisoned
 
-    def __cinit__(self, config=None, *, admission=None):
+    def __cinit__(self, config=None, admission=None):
         """A scheduler without workers, at time 0. config None: every default of SchedulerConfig.
 
         admission: types of admission policies, each with a function from parameters to a policy (kvcore.admission);
