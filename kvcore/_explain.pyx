@@ -153,8 +153,10 @@ cdef class Explainer:
         elif row.state == STATE_DEFERRED:
             reasons.append(f"admission policy {named(told.deferred_by)} holds it back")
         elif row.state == STATE_REFRESHING:
-            until = "" if told.refresh_end_ns is None else f" for {span(told.refresh_end_ns - told.now_ns)} at most"
-            reasons.append(f"the answer to RefreshOverlap, ticket {row.ticket}, is waited for{until}")
+            asked = f"it waits for the answer to RefreshOverlap, ticket {row.ticket}"
+            if told.refresh_end_ns is not None:
+                asked += f", another {span(told.refresh_end_ns - told.now_ns)} at most"
+            reasons.append(asked)
         else:
             reasons.append(self._why_running(slot))
         return reasons
@@ -197,8 +199,8 @@ cdef class Explainer:
         cdef str lost = "the fleet has no workers"
         if pinned is not None and self._fleet.workers.present:
             lost = f"worker {pinned.worker_id} rank {pinned.dp_rank}, to which it is pinned, is lost"
-        until = "for ever" if end_ns >= NS_END else f"for another {span(end_ns - self._fleet.ledger.now_ns)}"
-        return f"{lost}; that is waited for {until}"
+        until = "without end" if end_ns >= NS_END else f"another {span(end_ns - self._fleet.ledger.now_ns)}"
+        return f"{lost}; it waits {until} for that to change"
 
     cdef str _why_running(self, slot_t slot):
         """Of a request that has an attempt."""
