@@ -22,7 +22,8 @@ FLAVOUR = ("debug" if DEBUG else "release") + ("-trace" if TRACE else "")
 MODULES = {
     "kvcore": (
         "kvcore",
-        ["events.py", "actions.py", "request.py", "policy.py", "explanation.py", "hashing.pyx", "_slots.pyx", "_heap.pyx",
+        ["events.py", "actions.py", "request.py", "policy.py", "explanation.py", "hashing.pyx",
+         "_slots.pyx", "_heap.pyx",
          "_prefix.pyx", "_taints.pyx", "_overtaking.pyx", "_requests.pyx", "_lanes.pyx", "_drr.pyx",
          "_ledger.pyx", "_workers.pyx", "_selector.pyx", "_keys.pyx", "_fleet.pyx", "_placement.pyx",
          "_backlog.pyx", "_inspect.pyx", "_accept.pyx", "scheduler.pyx",

@@ -122,7 +122,10 @@ def _ranks(told: Explanation, shown: int) -> list[str]:
 
 
 def _decision(decision: Decision, shown: int) -> list[str]:
-    margin = "" if decision.margin is None else f", {_cost(decision.margin)} blocks before the next"
+    margin = ""
+    if decision.margin is not None:
+        away = "before the next" if decision.margin >= 0 else "behind the cheapest"
+        margin = f", {_cost(abs(decision.margin))} blocks {away}"
     columns: list[tuple[str, Callable[[Score], str]]] = [
         ("worker", lambda score: str(score.rank.worker_id)),
         ("rank", lambda score: str(score.rank.dp_rank)),

@@ -1,4 +1,4 @@
-"""What holds of explanations after every step, whatever has happened: reading leaves no trace, and what is told is so."""
+"""What holds of explanations after every step, whatever has happened: reading leaves no trace, and it is so."""
 
 from __future__ import annotations
 

@@ -5,6 +5,7 @@ A journal whose name ends in .gz is gzipped; reading goes by the file's first by
 
 from __future__ import annotations
 
+import dataclasses
 import gzip
 import time
 import zlib
@@ -19,6 +20,7 @@ from .output import write_outputs
 
 if TYPE_CHECKING:
     from kvcore.config import SchedulerConfig
+    from kvcore.explanation import Explanation
     from kvcore.journal import JournalReader
 
     from ..replay.simulate import Tap
@@ -97,47 +99,42 @@ def stats_command(file: str) -> None:
 @click.argument("file", metavar="FILE")
 @click.argument("request_id", metavar="REQUEST_ID")
 @click.option("--at", type=click.IntRange(min=0), metavar="BATCH", help="Stop after this batch, the first is 0.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
-def explain_command(file: str, request_id: str, at: int | None, as_json: bool) -> None:
+@click.option("--json", is_flag=True, help="Print JSON instead of text.")
+def explain_command(file: str, request_id: str, at: int | None, json: bool) -> None:
     """Step the events in FILE up to the last batch in which REQUEST_ID waited or was dispatched, and say why.
 
     What is printed is what Scheduler.explain told there: what it waited for, or what its decision was made on.
     """
-    import dataclasses
-    import json
+    from kvcore import Explanation
 
-    from kvcore import Explanation, Scheduler, explanation_text, replay_journal
-
-    from .journal_explain import follow, plain
+    from .journal_explain import as_json, as_text, follow
 
     with _opened(file) as journal:
         trail = follow(journal, request_id, at)
         last = journal.batches - 1
+        _tell_cut(journal)
     if at is not None and last < at:
         raise click.ClickException(f"--at {at}: the batches of {file} are 0 to {last}")
-    stop = trail.batch if at is None else at
-    told = None
-    if stop is not None:
-        with _opened(file) as journal:
-            scheduler = Scheduler(dataclasses.replace(journal.config, decisions_kept=trail.decisions))
-            replay_journal(journal, scheduler, until=stop + 1)
-        told = scheduler.explain(request_id)
+    if trail.batch is not None:
+        told = _explained(file, request_id, trail.batch, trail.decisions)
+        if told.state == "unknown":
+            raise click.ClickException(
+                f"{file}: no request {request_id!r} is live after batch {at}, nor was it dispatched before")
     elif trail.later is not None:
         told = Explanation(request_id, "ended", trail.later[1], ("it neither waited nor was it dispatched",))
-    if told is None or told.state == "unknown":
-        raise click.ClickException(f"{file}: " + (
-            f"no request {request_id!r} waited or was dispatched" if at is None else
-            f"no request {request_id!r} is live after batch {at}, nor was it dispatched before"))
-    later = trail.later if at is None else None
-    if as_json:
-        content = {"journal": file, "batch": stop, "explanation": plain(dataclasses.asdict(told)),
-                   "later": None if later is None else dict(zip(("batch", "now_ns", "what"), later, strict=True))}
-        click.echo(json.dumps(content, indent=2))
-        return
-    click.echo(f"journal    {file}" + ("" if stop is None else f", after batch {stop}, at {told.now_ns} ns"))
-    click.echo(explanation_text(told), nl=False)
-    if later is not None:
-        click.echo(f"later      batch {later[0]}, at {later[1]} ns: {later[2]}")
+    else:
+        raise click.ClickException(f"{file}: no request {request_id!r} waited or was dispatched")
+    click.echo((as_json if json else as_text)(file, trail, told), nl=False)
+
+
+def _explained(file: str, request_id: str, batch: int, decisions: int) -> Explanation:
+    """What a scheduler says of a request after this batch, if it keeps so many decisions."""
+    from kvcore import Scheduler, replay_journal
+
+    with _opened(file) as journal:
+        scheduler = Scheduler(dataclasses.replace(journal.config, decisions_kept=decisions))
+        replay_journal(journal, scheduler, until=batch + 1)
+    return scheduler.explain(request_id)
 
 
 def _tell_cut(journal: JournalReader) -> None:

@@ -1,10 +1,12 @@
-"""What `kvcore journal explain` finds in a journal: where to stop, what to keep until then, and what came after.
+"""`kvcore journal explain`: where in a journal to stop, what to keep until then, what came after; and what is printed.
 
-Reads batches only; nothing is stepped here.
+Nothing is stepped here.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -15,6 +17,7 @@ from kvcore import (
     Dispatch,
     DispatchFailed,
     Evict,
+    Explanation,
     Ignored,
     JournalBatch,
     Park,
@@ -23,6 +26,7 @@ from kvcore import (
     RejectReason,
     RequestCancelled,
     RequestFinished,
+    explanation_text,
 )
 
 _ENDS = (RequestCancelled, RequestFinished, DispatchFailed)
@@ -33,7 +37,8 @@ _DECISIONS_MAX = 2**20
 class Trail:
     """What a journal tells of one request id.
 
-    batch: the last one, from 0, after which the request waited or in which it was dispatched; None: it never was.
+    batch: to stop after, from 0: the one asked for, else the last one after which the request waited or in which it was
+        dispatched; None: it never was.
     decisions: how many dispatches there have been since its last one, that one included; at least 1.
     later: what happened to it first after that batch, and when: (batch, now_ns, words); None: nothing.
     """
@@ -44,13 +49,12 @@ class Trail:
 
 
 def follow(batches: Iterable[JournalBatch], request_id: str, at: int | None = None) -> Trail:
-    """Look for a request, up to batch `at` or to the end."""
+    """Look for a request, up to batch `at`, which is then the one to stop after, or to the end."""
     trail = Trail()
     waits = False
     total = own = 0  # dispatches so far; the number of its last one
     for number, batch in enumerate(batches):
-        ends: list[Any] = [
-            event for event in batch.events if isinstance(event, _ENDS) and event.request_id == request_id]
+        ends = _facts(batch, request_id)
         waits = waits and not any(isinstance(event, RequestCancelled) for event in ends)
         decided = False
         for action in batch.actions:
@@ -62,7 +66,7 @@ def follow(batches: Iterable[JournalBatch], request_id: str, at: int | None = No
                 own, decided = total, True
             elif isinstance(action, Reject | Evict):
                 ends.append(action)
-        if waits or decided:
+        if waits or decided or number == at:
             trail.batch, trail.later = number, None
             trail.decisions = min(total - own + 1 if own else 1, _DECISIONS_MAX)
         elif ends and trail.later is None:
@@ -70,6 +74,14 @@ def follow(batches: Iterable[JournalBatch], request_id: str, at: int | None = No
         if number == at:
             break
     return trail
+
+
+def _facts(batch: JournalBatch, request_id: str) -> list[Any]:
+    """The events of a batch that may have ended a run or a wait of this request, and were not stale."""
+    stale = [
+        action.attempt for action in batch.actions if isinstance(action, Ignored) and action.request_id == request_id]
+    return [event for event in batch.events if isinstance(event, _ENDS) and event.request_id == request_id
+            and getattr(event, "attempt", 0) not in stale]
 
 
 def _about_another(action: AnyAction) -> bool:
@@ -84,10 +96,28 @@ def _words(item: Any) -> str:
     return type(item).__name__ + ("" if reason is None else f" {reason.name}")
 
 
-def plain(value: Any) -> Any:
+def as_text(file: str, trail: Trail, told: Explanation) -> str:
+    """For people."""
+    where = "" if trail.batch is None else f", after batch {trail.batch}, at {told.now_ns} ns"
+    later = ""
+    if trail.later is not None:
+        number, now_ns, words = trail.later
+        later = f"later      batch {number}, at {now_ns} ns: {words}\n"
+    return f"journal    {file}{where}\n{explanation_text(told)}{later}"
+
+
+def as_json(file: str, trail: Trail, told: Explanation) -> str:
+    """The same, and all that an explanation holds."""
+    later = None if trail.later is None else dict(zip(("batch", "now_ns", "what"), trail.later, strict=True))
+    content = {
+        "journal": file, "batch": trail.batch, "explanation": _plain(dataclasses.asdict(told)), "later": later}
+    return json.dumps(content, indent=2) + "\n"
+
+
+def _plain(value: Any) -> Any:
     """The same for JSON, which lacks infinite numbers: they become texts."""
     if isinstance(value, dict):
-        return {name: plain(own) for name, own in value.items()}
+        return {name: _plain(own) for name, own in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(own) for own in value]
+        return [_plain(own) for own in value]
     return repr(value) if isinstance(value, float) and not math.isfinite(value) else value

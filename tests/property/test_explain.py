@@ -1,4 +1,4 @@
-"""Random runs: explanations are pure, agree with what else can be read, and what they say must happen first suffices."""
+"""Random runs: explanations are pure, agree with what else can be read, and what they say must happen suffices."""
 
 from __future__ import annotations
 
