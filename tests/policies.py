@@ -1,13 +1,14 @@
 """Small admission policies for proofs: deterministic, dumpable, with states and answers that random plans reach.
 
 None of them looks at names of requests, so that other names make no difference. ADMISSION is what schedulers and
-oracles of random plans are given.
+oracles of random plans are given; `logged` makes the same of policies that write down what they are told.
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
+from functools import partial
 
 from kvcore.admission import AdmissionPolicy, AdmissionView, Answers, Bypass, Decision, Defer, MakeReady, Ready, Refuse
 from kvcore.request import Rank
@@ -196,3 +197,50 @@ class Mixed(Dumpable):
 
 
 ADMISSION = {"gate": Gate, "timed": Timed, "mixed": Mixed}
+
+
+class Logged(AdmissionPolicy):
+    """Does what another policy does, and writes down every call but reads."""
+
+    def __init__(self, kind: type[Dumpable], log: list[tuple], parameters: Mapping[str, object]) -> None:
+        self.policy = kind(parameters)
+        self.log = log
+
+    def _pass_on(self, call: str, *arguments):
+        self.log.append((type(self.policy).__name__, call, *arguments))
+        return getattr(self.policy, call)(*arguments)
+
+    def decide(self, view: AdmissionView) -> Decision:
+        return self._pass_on("decide", view)
+
+    def released(self, request_id: str, now_ns: int) -> Answers:
+        return self._pass_on("released", request_id, now_ns)
+
+    def dispatched(self, request_id: str, now_ns: int) -> Answers:
+        return self._pass_on("dispatched", request_id, now_ns)
+
+    def advanced(self, request_id: str, context_tokens: int, now_ns: int) -> Answers:
+        return self._pass_on("advanced", request_id, context_tokens, now_ns)
+
+    def completed(self, request_id: str, context_tokens: int | None, now_ns: int) -> Answers:
+        return self._pass_on("completed", request_id, context_tokens, now_ns)
+
+    def aborted(self, request_id: str, now_ns: int) -> Answers:
+        return self._pass_on("aborted", request_id, now_ns)
+
+    def on_time(self, now_ns: int) -> Answers:
+        return self._pass_on("on_time", now_ns)
+
+    def next_deadline_ns(self) -> int | None:
+        return self.policy.next_deadline_ns()
+
+    def dump(self) -> object:
+        return self.policy.dump()
+
+    def load(self, value: object) -> None:
+        self.policy.load(value)
+
+
+def logged(log: list[tuple]) -> dict:
+    """ADMISSION, with all calls in one list, in their order."""
+    return {name: partial(Logged, kind, log) for name, kind in ADMISSION.items()}
