@@ -153,7 +153,7 @@ cdef class Scheduler:
                 self._advance((<Event>event).now_ns, out)
                 self._apply(<Event>event, out)
                 if self.policies.any:
-                    self.admission.deliver(out)
+                    self.admission.deliver_all(out)
             self._settle(out)
             self._park(out)
             if DEBUG_CHECKS:
@@ -430,9 +430,7 @@ cdef class Scheduler:
             if slot != NO_SLOT:
                 self.backlog.withdraw(slot)
                 self.endings.reject(slot, self.backlog.would_queue(slot, self.requests.ids.id_of(slot)), out)
-            elif self.policies.has_news():
-                self.admission.deliver(out)
-            else:
+            elif not self.policies.any or not self.admission.deliver_all(out):
                 return 0
 
     cdef int _park(self, list out) except -1:

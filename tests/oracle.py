@@ -31,12 +31,12 @@ from oracle_reload import Reloads
 from oracle_retry import Retries
 from oracle_run import Runs
 from oracle_settle import Settling
-from oracle_state import ClassStats, Host, Live, Stats, Worker
+from oracle_state import ClassStats, Live, Stats, Worker
 from oracle_time import Time
 from oracle_validate import check_batch
 
 from kvcore.actions import Ignored, Park, ParkReason, Reject, RejectReason
-from kvcore.admission import Factory, MakeReady
+from kvcore.admission import Factory
 from kvcore.config import SchedulerConfig
 from kvcore.errors import AdmissionError
 from kvcore.events import (
@@ -99,8 +99,6 @@ class Oracle(Time, Arrivals, Settling, Admission, Refreshes, Graces, Retries, Re
         self.drain_ns: int | None = None        # when those that still run are evicted; None: not, or not again
         self.hosts = self._new_hosts(self.profile)
         self.calls: deque = deque()             # what policies have not been told yet
-        self.deciding: tuple[str, Host] | None = None   # an arrival that a policy defers while its limits are tested
-        self.early: list[MakeReady] = []        # answers of that policy about that arrival
         self.poisoned = False
 
     # The door.
@@ -124,7 +122,7 @@ class Oracle(Time, Arrivals, Settling, Admission, Refreshes, Graces, Retries, Re
         for event in events:
             self._advance(event.now_ns)
             self._apply(event)
-            self._deliver()
+            self._deliver_all()
         self._settle()
         self.actions += [Park(x.request.request_id, x.class_index, PARKED[x.state])
                          for x in self._in("waiting", "deferred") if x in self.queued]

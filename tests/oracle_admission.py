@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from oracle_state import Host, Live
+from oracle_time import POLICY
 
 from kvcore.admission import AdmissionView, Bypass, Decision, Defer, MakeReady, Ready, Refuse, build
 from kvcore.errors import AdmissionError, InvalidPolicy
@@ -90,6 +91,17 @@ class Admission:
                 self._answered(host, answer)
         return delivered
 
+    def _deliver_all(self) -> bool:
+        """The same; and then policies are called whose time has come with that."""
+        delivered = self._deliver()
+        while True:
+            dues = [due for due in self._dues() if due[0] <= self.now_ns and due[1] == POLICY]
+            if not dues:
+                return delivered
+            self._policy_is_due(min(dues, key=lambda due: due[:3])[3])
+            self._deliver()
+            delivered = True
+
     def _answers(self, host: Host, call: str, *arguments) -> list[MakeReady]:
         """All of them, before the first is done."""
         answers = self._ask_policy(host, call, *arguments, self.now_ns)
@@ -103,9 +115,6 @@ class Admission:
         return found
 
     def _answered(self, host: Host, answer: MakeReady) -> None:
-        if self.deciding == (answer.request_id, host):
-            self.early.append(answer)
-            return
         live = self.live.get(answer.request_id)
         if live is not None and live.state == "deferred" and live.host is host:
             self._make_ready(live, answer.placement)
@@ -142,7 +151,6 @@ class Admission:
             live.entry.cost = max(1, live.request.prompt_tokens - live.cached)
             live.entry.lane = placement
             live.entry.key = self._key(live)
-            live.may_wait = self._may_wait(live.request, live.class_index)
         self._enqueue(live)
         return True
 

@@ -30,6 +30,8 @@ class Arrivals:
         cached = self._snapshot(request)
         class_index = self._class_of(request, cached)
         self.counts.unknown_class_names += not self._knows(request.policy_class)
+        if self._over_limit(request, class_index) is not None:
+            self._settle()      # what its policy answers meanwhile must not be about a request that is not stored yet
         host = self._host_of(request, class_index)
         answer = Bypass() if host is None else self._decide(host, request, class_index, cached)
         match answer:
@@ -72,30 +74,26 @@ class Arrivals:
         self._let_in(request, class_index, cached, host)
 
     def _let_in(self, request: Request, class_index: int, cached: int, host: Host | None,
-                state: str = "waiting") -> Live | None:
+                state: str = "waiting") -> None:
         """Stored, if its class has room."""
-        if self._over_limit(request, class_index) is not None:
-            self._settle()
+        over = self._over_limit(request, class_index)
+        if over is not None and state == "waiting":
+            self._settle()      # its policy may have moved it to another class
             over = self._over_limit(request, class_index)
-            if over is not None:
-                self._reject(request, over[0], class_index, *over[1:])
-                if host is not None:
-                    self._call(host, "aborted", request.request_id)
-                return None
+        if over is not None:
+            self._reject(request, over[0], class_index, *over[1:])
+            if host is not None:
+                self._call(host, "aborted", request.request_id)
+            return
         self._store(request, class_index, cached, max(1, request.prompt_tokens - cached), host, state)
-        return self.live[request.request_id]
 
     def _defer(self, request: Request, class_index: int, cached: int, host: Host) -> None:
-        """Held back, if it may wait; what its policy answers about it meanwhile is not forgotten."""
+        """Held back, if it may wait."""
         if not self._may_wait(request, class_index):
             self._reject(request, *self._would_queue(class_index))
             self._call(host, "aborted", request.request_id)
             return
-        self.deciding, self.early = (request.request_id, host), []
-        live = self._let_in(request, class_index, cached, host, "deferred")
-        self.deciding = None
-        if live is not None and self.early:
-            self._make_ready(live, self.early[0].placement)
+        self._let_in(request, class_index, cached, host, "deferred")
 
     def _store(self, request: Request, class_index: int, cached: int, cost: int, host: Host | None = None,
                state: str = "waiting") -> None:

@@ -22,7 +22,7 @@ class Settling:
             leftover = [x for x in self._waiting() if not x.may_wait]
             if leftover:
                 self._leave_over(leftover[0])
-            elif not self._deliver():
+            elif not self._deliver_all():
                 return
 
     def _leave_over(self, live: Live) -> None:

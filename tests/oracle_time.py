@@ -42,7 +42,7 @@ class Time:
         for index, host in enumerate(self.hosts):
             due_ns = None if host is None else self._timer_of(host)
             if due_ns is not None:
-                dues.append((due_ns, POLICY, index, host))
+                dues.append((max(due_ns, self.now_ns), POLICY, index, host))
         if self.drain_ns is not None:
             dues.append((self.drain_ns, DRAIN, 0, None))
         return dues
