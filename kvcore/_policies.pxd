@@ -38,5 +38,5 @@ cdef class Policies:
 
     cdef object _call(self, slot_t class_index, str name, tuple arguments)
     cdef list _answers(self, slot_t class_index, str name, object answers)
-    cdef int _look_at_clock(self, slot_t class_index, str name, ns_t now_ns) except -1
+    cdef int _look_at_clock(self, slot_t class_index, ns_t now_ns) except -1
     cdef object _fail(self, slot_t class_index, str name, str reason, object cause=*)

@@ -155,7 +155,7 @@ cdef class Scheduler:
                 self._advance((<Event>event).now_ns, out)
                 self._apply(<Event>event, out)
                 if self.policies.any:
-                    self.admission.deliver(out)
+                    self.admission.deliver_all(out)
             self._settle(out)
             self.backlog.park(out)
             if DEBUG_CHECKS:
@@ -433,9 +433,7 @@ cdef class Scheduler:
             if slot != NO_SLOT:
                 self.backlog.withdraw(slot)
                 self.endings.reject(slot, self.backlog.would_queue(slot, self.requests.ids.id_of(slot)), out)
-            elif self.policies.has_news():
-                self.admission.deliver(out)
-            else:
+            elif not self.policies.any or not self.admission.deliver_all(out):
                 return 0
 
     # Reading. None of it changes the digest.
