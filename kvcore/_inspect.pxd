@@ -1,4 +1,4 @@
-# Reading the state: loads, statistics, digest, audit. Owns the counters that only statistics need.
+# Reading the state: statistics, audit. Owns the counters that only statistics need.
 cimport cython
 from kvcore._drr cimport PolicyQueue
 from kvcore._fleet cimport Fleet
@@ -24,15 +24,9 @@ cdef class Inspector:
 
     cdef int count_reject(self, object reason, slot_t class_index) except -1
     cdef object stats(self)
-    cdef str digest(self, tuple scalars)
     cdef list audit(self)
 
     cdef int64_t _running(self)
     cdef int64_t _over_caps(self)
-    cdef list _fifo(self, slot_t rank)
-    cdef list _weights(self, slot_t slot)
-    cdef tuple _request_state(self, slot_t slot)
-    cdef list _class_state(self)
-    cdef list _rank_state(self)
     cdef int _audit_ranks(self, list faults) except -1
     cdef int _audit_classes(self, list faults) except -1

@@ -184,6 +184,18 @@ cdef class ClassQueue:
             if self._lanes[lane].blocked:
                 self._index(lane)
 
+    cdef bint bounds_overtaking(self) noexcept:
+        """Whether there is an overtaking bound; only then is there anything to the next two."""
+        return self._overtaking is not None
+
+    cdef slot_t next_by_age(self, int32_t* place) noexcept:
+        """What waits, in order of becoming ready: one request a call, then NO_SLOT. `place` is 0 at first."""
+        return self._overtaking.next_from(place)
+
+    cdef i128 overtaken(self, slot_t item) noexcept:
+        """Cost of younger requests that have gone past this one."""
+        return self._overtaking.overtaken(item)
+
     cdef int64_t heap_moves(self) noexcept:
         """Nodes moved by all heaps of the class so far: what complexity tests count."""
         cdef int64_t moves = self._heads.moves + self._elders.moves

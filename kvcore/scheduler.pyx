@@ -2,7 +2,7 @@
 
 Owns the order in which things happen inside a step, the last time seen, the generator and the counter of attempts.
 All else has an owner of its own: live requests (_requests), what waits (_backlog, _drr, _lanes), workers with their
-load and caches (_fleet), eligibility and choice (_placement), what can be read (_inspect).
+load and caches (_fleet), eligibility and choice (_placement), what can be read (_inspect, _digest).
 
 A step: accept the whole batch (no writes) -> per event: advance time, apply the fact -> settle: pop, place, repeat
 -> Parks.
@@ -16,6 +16,7 @@ cimport cython
 from libc.math cimport floor
 from kvcore._accept cimport accept
 from kvcore._backlog cimport Backlog
+from kvcore._digest cimport Digester
 from kvcore._drr cimport LIMIT_NONE, PolicyQueue, limit_t
 from kvcore._fleet cimport Fleet
 from kvcore._forecast cimport Forecast
@@ -61,6 +62,7 @@ cdef class Scheduler:
     cdef Backlog backlog
     cdef PolicyQueue queue                 # the backlog's
     cdef Inspector inspector
+    cdef Digester digester
     cdef Lifecycle lifecycle
     cdef Tables tables
     cdef Forecast forecast
@@ -92,6 +94,7 @@ cdef class Scheduler:
         self.backlog = Backlog(config, self.requests, self.fleet, self.placement)
         self.queue = self.backlog.queue
         self.inspector = Inspector(profile, self.requests, self.queue, self.fleet)
+        self.digester = Digester(profile, self.requests, self.queue, self.fleet)
         self.lifecycle = Lifecycle(
             config, self.requests, self.fleet, self.backlog, self.placement, self.inspector)
         self.tables = Tables(self.fleet, self.placement)
@@ -426,7 +429,7 @@ cdef class Scheduler:
 
     def digest(self):
         """128 bits over the canonical state, as 32 hexadecimal digits (DESIGN 6). O(live requests, ranks, classes)."""
-        return self.inspector.digest((
+        return self.digester.digest((
             self.generator, self.backlog.next_seq, self.next_attempt, self.poisoned, self.lifecycle.draining,
             self.lifecycle.drain_ns))
 

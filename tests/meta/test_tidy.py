@@ -13,12 +13,12 @@ LAYERS = {
     "vocabulary": ["_types"],
     "values": ["errors", "request", "policy", "events", "actions", "config", "stats", "hashing", "_yaml_marks",
                "policy_file", "policy_lint", "admission"],
-    "containers": ["_slots", "_heap", "_blocks", "_prefix", "_active", "_predicted", "_overtaking", "_elementary",
-                   "_tournament"],
+    "containers": ["_wire", "_slots", "_heap", "_blocks", "_prefix", "_active", "_predicted", "_overtaking",
+                   "_elementary", "_tournament"],
     "domain": ["_requests", "_keys", "_lanes", "_drr", "_marks", "_load", "_ledger", "_ledger_audit", "_taints",
                "_workers"],
     "decision": ["_fleet", "_selector", "_standings", "_overlaps", "_placement", "_tables", "_backlog", "_forecast",
-                 "_inspect", "_lifecycle", "_accept"],
+                 "_inspect", "_digest", "_lifecycle", "_accept"],
     "scheduler": ["scheduler"],
     "record": ["_journal_codec", "_journal_values", "journal"],
     "public": ["__init__"],
@@ -28,6 +28,7 @@ ORDER = [name for layer in LAYERS.values() for name in layer]
 
 #: What a module must not reach, not even through others: all else but these of kvcore.
 CLOSED = {
+    "_wire": {"_types"},
     "_slots": {"_types"},
     "_heap": {"_types"},
     "_prefix": {"_types", "_blocks"},

@@ -1,0 +1,35 @@
+# The digest: 128 bits over all state that decides what comes later.
+cimport cython
+from kvcore._drr cimport PolicyQueue, class_t
+from kvcore._fleet cimport Fleet
+from kvcore._requests cimport RequestTable
+from kvcore._types cimport slot_t
+from kvcore._wire cimport buffer_t
+from kvcore.request cimport Request
+
+
+@cython.final
+cdef class Digester:
+    cdef object _profile
+    cdef RequestTable _requests
+    cdef PolicyQueue _queue
+    cdef Fleet _fleet
+    cdef buffer_t _buffer          # what has been written and not yet hashed
+    cdef object _hasher            # of the digest that is being made, or None
+
+    cdef str digest(self, tuple scalars)
+
+    cdef int _flush(self) except -1
+    cdef int _put_classes(self) except -1
+    cdef int _put_window(self, const class_t* ring) except -1
+    cdef int _put_ages(self, slot_t class_index) except -1
+    cdef int _put_ranks(self) except -1
+    cdef int _put_worker(self, slot_t slot) except -1
+    cdef int _put_load(self, slot_t slot) except -1
+    cdef int _put_fifo(self, slot_t slot) except -1
+    cdef int _put_request(self, slot_t slot) except -1
+    cdef int _put_path(self, slot_t slot) except -1
+    cdef int _put_booking(self, slot_t slot) except -1
+    cdef int _put_weights(self, slot_t slot) except -1
+    cdef int _put_rank(self, slot_t slot) except -1
+    cdef int _put_wishes(self, Request request) except -1

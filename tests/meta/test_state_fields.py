@@ -1,0 +1,103 @@
+"""Whoever adds a field to a row of the core is reminded of the digest: it is in there, or a reason says why not."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import fields
+
+import pytest
+from tree import ROOT
+
+from kvcore.request import Overlap, Rank, Request, SelectionWeights
+
+CORE = ROOT / "kvcore"
+#: Row -> the header that lays it out, and what the writers call one.
+STRUCTS = {
+    "request_t": ("_requests", "row"),
+    "waiting_t": ("_lanes", "waiting"),
+    "booking_t": ("_load", "booking"),
+    "load_t": ("_load", "load"),
+    "class_t": ("_drr", "ring"),
+    "worker_t": ("_workers", "worker"),
+    "rank_t": ("_workers", "rank"),
+}
+VALUES = {Request: "request", Overlap: "overlap", SelectionWeights: "weights", Rank: "rank"}
+LINK = "a link inside a table"
+FOLLOWS = "follows from other fields"
+
+#: Row -> field that is not written -> why.
+DIGEST_LEAVES_OUT = {
+    "request_t": {
+        "serial": "names the path to caches of look-ups only",
+        "older": LINK, "newer": LINK,
+    },
+    "waiting_t": {"raw": "the prompt of its request", "class_index": "that of its request", "lane": LINK},
+    "booking_t": {
+        "path": "its request's", "bound_from": "which weights stand where", "path_weight": "written block by block",
+        "next": LINK, "prev": LINK, "fifo_prev": LINK,
+    },
+    "load_t": {
+        "taints": "its worker's", "state": "follows from the marks", "dirty": "what caches have not seen yet",
+        "front_tokens": FOLLOWS, "front_ns": FOLLOWS, "first": LINK, "fifo_last": LINK,
+    },
+    "class_t": {
+        "quantum": "configuration", "limits": "configuration", "never_waits": "configuration",
+        "dispatched": "statistics", "dispatched_cost": "statistics", "window_cost": FOLLOWS,
+    },
+    "worker_t": {"dp_start": "the dp_rank of its first rank", "ranks": LINK},
+    "rank_t": {"pins": "the waiting requests count themselves", "next_free": LINK, "prev_free": LINK},
+    Request: {
+        "request_id": "comes first", "prompt_tokens": "in its row", "deadline_ns": "in its row",
+        "block_hashes": "in its row", "sequence_hashes": "in its row", "track_prefill": "in its row",
+    },
+}
+
+
+def fields_of(struct: str, text: str) -> list[str]:
+    """The fields of a struct in a header."""
+    body = re.search(rf"^cdef struct {struct}:\n((?:    .*\n|\n)+)", text, re.MULTILINE)
+    assert body is not None
+    return [
+        re.sub(r"\W.*", "", name)
+        for line in body[1].splitlines()
+        if line.strip() and not line.strip().startswith("#")
+        for name in re.sub(r"\s*#.*", "", line).split()[-1:]
+    ]
+
+
+def faults(text: str, known: dict[object, list[str]], left_out) -> list[str]:
+    """Fields that are neither written nor left out, or both. known: row or value -> its fields."""
+    found = []
+    for row, names in known.items():
+        name = STRUCTS[row][1] if row in STRUCTS else VALUES[row]
+        written = set(re.findall(rf"\b{name}\.(\w+)", text))
+        reasons = left_out.get(row, {})
+        found += [f"{row}.{field} is not written" for field in names if field not in written | reasons.keys()]
+        found += [f"{row}.{field} is written, and left out" for field in written & reasons.keys()]
+        found += [f"{row}.{field} is no field" for field in reasons.keys() - set(names)]
+    return found
+
+
+@pytest.fixture(scope="module")
+def known():
+    structs = {
+        struct: fields_of(struct, (CORE / f"{header}.pxd").read_text(encoding="utf-8"))
+        for struct, (header, _) in STRUCTS.items()}
+    return structs | {kind: [item.name for item in fields(kind)] for kind in VALUES}
+
+
+def test_headers_are_read(known):
+    assert known["class_t"][:3] == ["quantum", "deficit", "limits"]
+    assert known["waiting_t"] == ["key", "raw", "cached", "cost", "class_index", "lane"]
+    assert [len(known[struct]) > 4 for struct in STRUCTS] == [True] * len(STRUCTS)
+
+
+def test_the_digest(known):
+    assert faults((CORE / "_digest.pyx").read_text(encoding="utf-8"), known, DIGEST_LEAVES_OUT) == []
+
+
+def test_a_new_field_is_missed(known):
+    text = (CORE / "_digest.pyx").read_text(encoding="utf-8")
+    more = known | {"load_t": [*known["load_t"], "news"]}
+    assert faults(text, more, DIGEST_LEAVES_OUT) == ["load_t.news is not written"]
+    assert faults(text.replace("row.attempts", ""), known, DIGEST_LEAVES_OUT) == ["request_t.attempts is not written"]
