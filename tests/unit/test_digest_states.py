@@ -76,14 +76,18 @@ def cursor(other):
 
 @state
 def deficit(other):
-    """`b` waits; what went before it has cost 9 or 8 of the quantum."""
+    """`big` is cancelled before it could earn anything, or after."""
     story = Story(1, **WAITS)
-    story.arrive("x")
-    story.many(arrive(0, "a", 8 + other), arrive(0, "b", 9))
+    story.arrive("x", policy_class="f0")
+    story.arrive("big", 15, policy_class="f1")
+    if other:
+        story.cancel("big")
+    story.arrive("y", 5, policy_class="f0")
     story.prefill("x", 1)
-    story.finish("x", 1)
-    story.finish("a", 2)
-    story.arrive("z", policy_class="f1")
+    story.arrive("small", 5, policy_class="f1")
+    if not other:
+        story.cancel("big")
+    assert [row.deficit_tokens for row in story.core.stats().classes] == [0, 0 if other else 10]
     return story
 
 
