@@ -108,14 +108,16 @@ def order_of_becoming_ready(other):
 
 @state
 def what_has_gone_past(other):
-    """`z` has run once, in front of `a` or before `a` came."""
+    """`z` and `w` go before `a`, who came before both of them or only before `w`; `-` takes a seq and goes."""
     story = Story(1, **BOUND)
     story.arrive("x")
-    names = ("z", "a") if other else ("a", "z")
-    for name in names:
+    for name in "-az" if other else "za-":
         story.arrive(name, strict_priority=int(name == "z"))
-    story.prefill("x", 1)
-    story.finish("z", 2)
+    story.cancel("-")
+    story.arrive("w", strict_priority=1)
+    story.cancel("x")
+    story.cancel("z")
+    assert list(map(story.core.stats().__getattribute__, ("waiting_requests", "running_requests"))) == [1, 1]
     return story
 
 
