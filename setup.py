@@ -27,7 +27,8 @@ MODULES = {
          "_ledger.pyx", "_workers.pyx", "_selector.pyx", "_keys.pyx", "_fleet.pyx", "_placement.pyx",
          "_backlog.pyx", "_inspect.pyx", "_wire.pyx", "_digest.pyx", "_accept.pyx", "scheduler.pyx",
          "_elementary.pyx", "_tournament.pyx", "_active.pyx", "_predicted.pyx", "_marks.pyx", "_standings.pyx",
-         "_overlaps.pyx", "_tables.pyx", "_forecast.pyx", "_lifecycle.pyx", "_ledger_audit.pyx"],
+         "_overlaps.pyx", "_tables.pyx", "_forecast.pyx", "_lifecycle.pyx", "_ledger_audit.pyx",
+         "_policies.pyx", "_endings.pyx", "_admission.pyx", "_dispatch.pyx", "_reload.pyx"],
     ),
     "kvcore.drivers.replay": (
         "drivers/replay",

@@ -10,16 +10,18 @@ from kvcore.request cimport Request
 
 @cython.final
 cdef class Digester:
-    cdef object _profile
+    cdef object _profile           # last asked about, and how it is hashed
+    cdef str _profile_text
     cdef RequestTable _requests
     cdef PolicyQueue _queue
     cdef Fleet _fleet
     cdef buffer_t _buffer          # what has been written and not yet hashed
     cdef object _hasher            # of the digest that is being made, or None
 
-    cdef str digest(self, tuple scalars)
+    cdef str digest(self, object profile, tuple scalars, list policies)
 
     cdef int _flush(self) except -1
+    cdef int _put_profile(self, object profile) except -1
     cdef int _put_classes(self) except -1
     cdef int _put_window(self, const class_t* ring) except -1
     cdef int _put_ages(self, slot_t class_index) except -1
@@ -28,6 +30,7 @@ cdef class Digester:
     cdef int _put_load(self, slot_t slot) except -1
     cdef int _put_fifo(self, slot_t slot) except -1
     cdef int _put_request(self, slot_t slot) except -1
+    cdef int _put_pin(self, slot_t slot) except -1
     cdef int _put_path(self, slot_t slot) except -1
     cdef int _put_booking(self, slot_t slot) except -1
     cdef int _put_weights(self, slot_t slot) except -1

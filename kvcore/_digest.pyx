@@ -15,6 +15,7 @@ the reason why not.
 Cost: O(live requests + their blocks + ranks + classes), some 0.4 us a request and 1 ns a byte.
 """
 import hashlib
+import json
 
 from cpython.buffer cimport PyBUF_READ
 from cpython.memoryview cimport PyMemoryView_FromMemory
@@ -23,21 +24,21 @@ from kvcore._drr cimport WINDOW
 from kvcore._lanes cimport ClassQueue, waiting_t
 from kvcore._ledger cimport Ledger
 from kvcore._load cimport booking_t, load_t
-from kvcore._requests cimport STATE_RUNNING, STATE_WAITING, request_t
+from kvcore._requests cimport STATE_RUNNING, request_t
 from kvcore._types cimport FRACTION_ONE, NO_SLOT, int32_t, int64_t, uint64_t
 from kvcore._wire cimport (
     buffer_free, buffer_init, put, put_f64, put_i32, put_i64, put_i128, put_text, put_u8, put_u32, put_u64)
 from kvcore._workers cimport rank_t, worker_t
 from kvcore.request cimport Overlap, Rank, SelectionWeights
 
+from kvcore._journal_values import PROFILE
+
 cdef enum:
     FLUSH_BYTES = 65536            # hashed in pieces that stay in the cache
 
 
 cdef class Digester:
-    def __cinit__(self, profile not None, RequestTable requests not None, PolicyQueue queue not None,
-                  Fleet fleet not None):
-        self._profile = profile
+    def __cinit__(self, RequestTable requests not None, PolicyQueue queue not None, Fleet fleet not None):
         self._requests = requests
         self._queue = queue
         self._fleet = fleet
@@ -46,8 +47,12 @@ cdef class Digester:
     def __dealloc__(self):
         buffer_free(&self._buffer)
 
-    cdef str digest(self, tuple scalars):
-        """The digest as hexadecimal digits. scalars: the scheduler's own numbers, each -2^63 .. 2^64 - 1."""
+    cdef str digest(self, object profile, tuple scalars, list policies):
+        """The digest as hexadecimal digits.
+
+        profile: in force. scalars: numbers of its own that the scheduler has, each -2^63 .. 2^64 - 1. policies: states
+        of the admission policies, as JSON values, or None: there are none.
+        """
         self._hasher = hashlib.blake2b(digest_size=16)
         self._buffer.size = 0
         for value in scalars:
@@ -57,6 +62,9 @@ cdef class Digester:
         put_u64(&self._buffer, self._fleet.disk.mixed)
         put_u64(&self._buffer, 0 if self._fleet.predicted is None else self._fleet.predicted.mixed)
         put_u64(&self._buffer, self._fleet.ledger.active.index.mixed)
+        put_i64(&self._buffer, self._fleet.empty_ns if self._fleet.graced else 0)
+        put_text(&self._buffer, None if policies is None else json.dumps(policies, sort_keys=True))
+        self._put_profile(profile)
         self._put_classes()
         self._put_ranks()
         # Code points sort like the bytes of their UTF-8.
@@ -79,6 +87,13 @@ cdef class Digester:
 
     # Classes.
 
+    cdef int _put_profile(self, object profile) except -1:
+        """What another profile would have changed: it may have been replaced, so that it is no configuration."""
+        if self._profile is not profile:
+            self._profile = profile
+            self._profile_text = json.dumps(PROFILE.encode(profile), sort_keys=True)
+        return put_text(&self._buffer, self._profile_text)
+
     cdef int _put_classes(self) except -1:
         cdef slot_t i
         cdef class_t* ring
@@ -87,7 +102,6 @@ cdef class Digester:
         put_u8(&self._buffer, <unsigned char>self._queue.visit)
         for i in range(self._queue.count):
             ring = &self._queue.classes[i]
-            put_text(&self._buffer, self._profile.classes[i].name)
             put_i64(&self._buffer, ring.deficit)
             self._put_window(ring)
             self._put_ages(i)
@@ -132,6 +146,7 @@ cdef class Digester:
                 before = rank.worker
                 self._put_worker(before)
             put_u32(&self._buffer, rank.dp_rank)
+            put_i64(&self._buffer, rank.lost_ns if self._fleet.graced else 0)
             self._put_load(slot)
             self._put_fifo(slot)
             self._flush()
@@ -143,7 +158,6 @@ cdef class Digester:
         put_u64(&self._buffer, worker.worker_id)
         put_u32(&self._buffer, worker.dp_size)
         put_i64(&self._buffer, worker.incarnation)
-        put_i64(&self._buffer, worker.max_batched_tokens)
         _put_texts(&self._buffer, self._fleet.workers.taints.taints_of(worker.taints))
         marks = self._fleet.marks.marks_of(slot)
         put_i64(&self._buffer, len(marks))
@@ -156,6 +170,7 @@ cdef class Digester:
 
     cdef int _put_load(self, slot_t slot) except -1:
         cdef load_t* load = &self._fleet.ledger.loads[slot]
+        put_i64(&self._buffer, load.max_batched_tokens)
         put_i64(&self._buffer, load.max_blocks)
         put_i64(&self._buffer, load.max_requests)
         put_i64(&self._buffer, load.prefill_rate)
@@ -203,20 +218,32 @@ cdef class Digester:
         put_u32(&self._buffer, waiting.key.tier)
         put_u64(&self._buffer, waiting.key.first)
         put_u64(&self._buffer, waiting.key.second)
-        put_u64(&self._buffer, waiting.key.seq)
+        put_u64(&self._buffer, row.seq)
         put_i64(&self._buffer, waiting.cached)
         put_i64(&self._buffer, waiting.cost)
         self._put_path(slot)
         self._put_wishes(self._requests.request(slot))
-        if row.state == STATE_WAITING:
-            self._put_rank(row.pin)
-            put_i64(&self._buffer, row.look_ns)
+        put_i32(&self._buffer, row.policy)
+        put_u8(&self._buffer, row.heard)
+        put_i64(&self._buffer, row.context)
+        put_i64(&self._buffer, row.known_ns)
+        self._put_pin(slot)
+        if row.state < STATE_RUNNING:
+            put(&self._buffer, row.due_ns, sizeof(row.due_ns))
+            put_i64(&self._buffer, row.ticket)
         else:
             put_i64(&self._buffer, row.progress_ns)
             if row.state == STATE_RUNNING:
                 put_u8(&self._buffer, row.accepted)
                 self._put_booking(slot)
         return self._flush()
+
+    cdef int _put_pin(self, slot_t slot) except -1:
+        """Since when the rank has been lost that a request is pinned to; its name is among the wishes."""
+        cdef request_t* row = &self._requests.rows[slot]
+        if not self._fleet.graced or not row.keeps_pin:
+            return put_i64(&self._buffer, -1)
+        return put_i64(&self._buffer, self._fleet.workers.ranks[row.pin].lost_ns)
 
     cdef int _put_path(self, slot_t slot) except -1:
         """The names of its blocks, and of its complete ones where they are not the first of these."""

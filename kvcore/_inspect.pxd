@@ -22,6 +22,7 @@ cdef class Inspector:
     cdef int64_t stale
     cdef int64_t unknown_names
 
+    cdef int adopt(self, object before, object profile) except -1
     cdef int count_reject(self, object reason, slot_t class_index) except -1
     cdef object stats(self)
     cdef list audit(self)

@@ -7,7 +7,7 @@ from kvcore._drr cimport LIMIT_CACHED_TOKENS, LIMIT_RAW_TOKENS, LIMIT_REQUESTS, 
 from kvcore._lanes cimport ClassQueue, waiting_t
 from kvcore._ledger_audit cimport ledger_faults
 from kvcore._load cimport booking_t, load_t
-from kvcore._requests cimport STATE_RUNNING, STATE_WAITING, request_t
+from kvcore._requests cimport STATE_DEFERRED, STATE_RUNNING, STATE_WAITING, request_t
 from kvcore._types cimport NO_SLOT, saturated
 
 from kvcore.stats import ClassStats, SchedulerStats
@@ -24,6 +24,13 @@ cdef class Inspector:
         self._fleet = fleet
         self._rejected = {}
         self._class_rejected = [0] * queue.count
+
+    cdef int adopt(self, object before, object profile) except -1:
+        """Other classes from now on; those of the same name keep their counters."""
+        rejected = {item.name: count for item, count in zip(before.classes, self._class_rejected, strict=True)}
+        self._class_rejected = [rejected.get(item.name, 0) for item in profile.classes]
+        self._profile = profile
+        return 0
 
     cdef int count_reject(self, object reason, slot_t class_index) except -1:
         self._rejected[reason] = self._rejected.get(reason, 0) + 1
@@ -45,17 +52,18 @@ cdef class Inspector:
             classes.append(ClassStats(
                 self._profile.classes[i].name, self._queue.usage(i, LIMIT_REQUESTS),
                 self._queue.usage(i, LIMIT_RAW_TOKENS), self._queue.usage(i, LIMIT_CACHED_TOKENS),
-                saturated(queue.cost), row.deficit, row.dispatched, saturated(row.dispatched_cost),
+                saturated(queue.cost + queue.held_cost), row.deficit, row.dispatched, saturated(row.dispatched_cost),
                 self._class_rejected[i]))
         return SchedulerStats(
             arrived=self.arrived, dispatched=dispatched,
             rejected={reason.name: self._rejected[reason] for reason in sorted(self._rejected)},
             completed=self.completed, aborted=self.aborted, evicted=self.evicted, stale_events=self.stale,
-            unknown_class_names=self.unknown_names, live_requests=live, waiting_requests=self._queue.size,
+            unknown_class_names=self.unknown_names, live_requests=live,
+            waiting_requests=self._queue.size + self._queue.held,
             running_requests=self._running(), workers=self._fleet.workers.count(), ranks=self._fleet.workers.present,
             index_blocks=self._fleet.device.pairs + self._fleet.host.pairs + self._fleet.disk.pairs,
-            retried=self.retried, over_cap_ranks=self._over_caps(), deferred_requests=0, refreshing_requests=0,
-            classes=tuple(classes))
+            retried=self.retried, over_cap_ranks=self._over_caps(), deferred_requests=self._queue.held,
+            refreshing_requests=self._requests.refreshing, classes=tuple(classes))
 
     cdef int64_t _over_caps(self):
         """Ranks whose bookings exceed their caps: growth beyond reserves, or caps that were lowered (DESIGN D8)."""
@@ -114,14 +122,15 @@ cdef class Inspector:
         sums = [[0, 0, 0, 0] for _ in range(self._queue.count)]
         for request_id in self._requests.ids.live():
             slot = self._requests.find(request_id)
-            if self._requests.rows[slot].state == STATE_WAITING:
+            if self._requests.rows[slot].state in (STATE_WAITING, STATE_DEFERRED):
                 waiting = &self._queue.waiting.rows[slot]
                 total = sums[waiting.class_index]
                 for at, value in enumerate((1, waiting.raw, waiting.cached, waiting.cost)):
                     total[at] += value
         for i in range(self._queue.count):
             queue = self._queue.queue(i)
-            held = [queue.size, saturated(queue.raw), saturated(queue.cached), saturated(queue.cost)]
+            held = [queue.size + queue.held, saturated(queue.raw + queue.held_raw),
+                    saturated(queue.cached + queue.held_cached), saturated(queue.cost + queue.held_cost)]
             if held != [min(total, INT64_TOP) for total in sums[i]]:
                 faults.append(f"class {i}: counters {held} are not the sums {sums[i]} of what waits")
             if queue.size == 0 and self._queue.classes[i].deficit != 0:

@@ -70,13 +70,13 @@ _CLASS = Table(
     cached_token_queue_limit_per_worker=_COUNT, max_overtake_tokens=_COUNT,
     admission=optional(Table(AdmissionSpec, type=TEXT, parameters=PARAMETERS).layout()))
 
-_PROFILE = Table(
+PROFILE = Table(
     PolicyProfile, classes=tuple_of(_CLASS.layout()),
     buckets=tuple_of(Table(CacheBucket, name=TEXT, min_tokens=INTEGER).layout()), default_policy_family=optional(TEXT),
     arbitration=enum(Arbitration), capacity=enum(Capacity))
 
 CONFIG = Table(
-    SchedulerConfig, block_size=INTEGER, profile=optional(_PROFILE.layout()), default_queue_policy=enum(QueuePolicy),
+    SchedulerConfig, block_size=INTEGER, profile=optional(PROFILE.layout()), default_queue_policy=enum(QueuePolicy),
     default_busy_threshold_frac=optional(REAL), booking_ttl_ns=_COUNT, index=enum(IndexMode), seed=INTEGER,
     weights=_WEIGHTS.layout(), role=enum(Role), on_overload=enum(OnOverload), overload_wait_ns=INTEGER,
     prefill_decay=enum(PrefillDecay), predict_ttl_ns=_COUNT, reported_load_ttl_ns=_COUNT,
@@ -110,7 +110,7 @@ EVENTS: dict[type[events.Event], Row] = {row.kind: row for row in (
     Row(events.LoadReported, "LoadReported", **_AT_RANK, sequence=INTEGER, prefill_tokens=INTEGER, blocks=INTEGER,
         requests=INTEGER),
     Row(events.CapacityHinted, "CapacityHinted", now_ns=INTEGER, ranks=optional(tuple_of(RANK))),
-    Row(events.PolicyReplaced, "PolicyReplaced", now_ns=INTEGER, profile=_PROFILE.layout()),
+    Row(events.PolicyReplaced, "PolicyReplaced", now_ns=INTEGER, profile=PROFILE.layout()),
     Row(events.Drained, "Drained", now_ns=INTEGER, deadline_ns=INTEGER),
     Row(events.TimerFired, "TimerFired", now_ns=INTEGER),
 )}
