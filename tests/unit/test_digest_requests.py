@@ -117,7 +117,6 @@ def test_what_is_the_same_to_the_core(name, one, other):
     assert running(replace(PLAIN, **{name: one})) == running(replace(PLAIN, **{name: other}))
 
 
-
 @state
 def arrival_ns(other):
     """Both make progress at the same time."""

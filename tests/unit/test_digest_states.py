@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 from digests import Pairs
-from stories import Story, arrive, profile
+from stories import Story, profile
 
 from kvcore.config import IndexMode, PrefillDecay
 from kvcore.events import BlocksStored, LoadReported, Tier, WorkerStatusChanged
