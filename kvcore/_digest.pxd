@@ -2,6 +2,7 @@
 cimport cython
 from kvcore._drr cimport PolicyQueue, class_t
 from kvcore._fleet cimport Fleet
+from kvcore._ledger cimport Ledger
 from kvcore._requests cimport RequestTable
 from kvcore._types cimport slot_t
 from kvcore._wire cimport buffer_t
@@ -23,7 +24,6 @@ cdef class Digester:
     cdef int _flush(self) except -1
     cdef int _put_profile(self, object profile) except -1
     cdef int _put_classes(self) except -1
-    cdef int _put_window(self, const class_t* ring) except -1
     cdef int _put_ages(self, slot_t class_index) except -1
     cdef int _put_ranks(self) except -1
     cdef int _put_worker(self, slot_t slot) except -1
@@ -33,6 +33,10 @@ cdef class Digester:
     cdef int _put_pin(self, slot_t slot) except -1
     cdef int _put_path(self, slot_t slot) except -1
     cdef int _put_booking(self, slot_t slot) except -1
-    cdef int _put_weights(self, slot_t slot) except -1
     cdef int _put_rank(self, slot_t slot) except -1
     cdef int _put_wishes(self, Request request) except -1
+
+
+# What snapshots write alike.
+cdef int put_window(buffer_t* buffer, const class_t* ring) except -1
+cdef int put_weights(buffer_t* buffer, Ledger ledger, slot_t slot) except -1

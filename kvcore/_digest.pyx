@@ -22,7 +22,6 @@ from cpython.memoryview cimport PyMemoryView_FromMemory
 from libc.string cimport memcmp
 from kvcore._drr cimport WINDOW
 from kvcore._lanes cimport ClassQueue, waiting_t
-from kvcore._ledger cimport Ledger
 from kvcore._load cimport booking_t, load_t
 from kvcore._requests cimport STATE_RUNNING, request_t
 from kvcore._types cimport FRACTION_ONE, NO_SLOT, int32_t, int64_t, uint64_t
@@ -103,18 +102,8 @@ cdef class Digester:
         for i in range(self._queue.count):
             ring = &self._queue.classes[i]
             put_i64(&self._buffer, ring.deficit)
-            self._put_window(ring)
+            put_window(&self._buffer, ring)
             self._put_ages(i)
-        return 0
-
-    cdef int _put_window(self, const class_t* ring) except -1:
-        """The last charged dispatches, from which retry hints come."""
-        cdef int64_t at
-        cdef int64_t first = max(0, ring.charged - WINDOW)
-        put_i64(&self._buffer, ring.charged - first)
-        for at in range(first, ring.charged):
-            put_i64(&self._buffer, ring.times[at % WINDOW])
-            put_i64(&self._buffer, ring.costs[at % WINDOW])
         return 0
 
     cdef int _put_ages(self, slot_t class_index) except -1:
@@ -266,25 +255,7 @@ cdef class Digester:
         put_i32(&self._buffer, booking.decayed_weight)
         put_i64(&self._buffer, booking.private_blocks)
         put_i64(&self._buffer, booking.reserve_blocks)
-        return self._put_weights(slot)
-
-    cdef int _put_weights(self, slot_t slot) except -1:
-        """Weights of a booking's prompt blocks on its rank: sticky, so part of the state. As runs (length, weight)."""
-        cdef Ledger ledger = self._fleet.ledger
-        cdef booking_t* booking = &ledger.bookings[slot]
-        cdef int32_t run = 0 if ledger.faded else booking.length
-        cdef int32_t weight = FRACTION_ONE
-        cdef int32_t i, other
-        for i in range(booking.length if ledger.faded else 0):
-            other = ledger.path_weight(slot, i)
-            if other != weight:
-                put_i32(&self._buffer, run)
-                put_i32(&self._buffer, weight)
-                run = 0
-                weight = other
-            run += 1
-        put_i32(&self._buffer, run)
-        return put_i32(&self._buffer, weight)
+        return put_weights(&self._buffer, self._fleet.ledger, slot)
 
     cdef int _put_rank(self, slot_t slot) except -1:
         """A rank by its name; NO_SLOT stands for none."""
@@ -314,6 +285,35 @@ cdef class Digester:
             put_f64(&self._buffer, share)
         _put_selection(&self._buffer, request.weights)
         return _put_overlap(&self._buffer, request.overlap)
+
+
+cdef int put_window(buffer_t* buffer, const class_t* ring) except -1:
+    """The last charged dispatches of a class, from which retry hints come: how many, then times and costs."""
+    cdef int64_t at
+    cdef int64_t first = max(0, ring.charged - WINDOW)
+    put_i64(buffer, ring.charged - first)
+    for at in range(first, ring.charged):
+        put_i64(buffer, ring.times[at % WINDOW])
+        put_i64(buffer, ring.costs[at % WINDOW])
+    return 0
+
+
+cdef int put_weights(buffer_t* buffer, Ledger ledger, slot_t slot) except -1:
+    """Weights of a booking's prompt blocks on its rank: sticky, so part of the state. Runs (length, weight)."""
+    cdef booking_t* booking = &ledger.bookings[slot]
+    cdef int32_t run = 0 if ledger.faded else booking.length
+    cdef int32_t weight = FRACTION_ONE
+    cdef int32_t i, other
+    for i in range(booking.length if ledger.faded else 0):
+        other = ledger.path_weight(slot, i)
+        if other != weight:
+            put_i32(buffer, run)
+            put_i32(buffer, weight)
+            run = 0
+            weight = other
+        run += 1
+    put_i32(buffer, run)
+    return put_i32(buffer, weight)
 
 
 cdef int _put_texts(buffer_t* buffer, frozenset texts) except -1:

@@ -12,8 +12,8 @@ cdef class Inspector:
     cdef RequestTable _requests
     cdef PolicyQueue _queue
     cdef Fleet _fleet
-    cdef dict _rejected                    # reason -> count
-    cdef list _class_rejected              # by class
+    cdef dict rejected                    # reason -> count
+    cdef list class_rejected              # by class
     cdef int64_t arrived
     cdef int64_t completed
     cdef int64_t aborted

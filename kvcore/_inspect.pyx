@@ -22,20 +22,20 @@ cdef class Inspector:
         self._requests = requests
         self._queue = queue
         self._fleet = fleet
-        self._rejected = {}
-        self._class_rejected = [0] * queue.count
+        self.rejected = {}
+        self.class_rejected = [0] * queue.count
 
     cdef int adopt(self, object before, object profile) except -1:
         """Other classes from now on; those of the same name keep their counters."""
-        rejected = {item.name: count for item, count in zip(before.classes, self._class_rejected, strict=True)}
-        self._class_rejected = [rejected.get(item.name, 0) for item in profile.classes]
+        rejected = {item.name: count for item, count in zip(before.classes, self.class_rejected, strict=True)}
+        self.class_rejected = [rejected.get(item.name, 0) for item in profile.classes]
         self._profile = profile
         return 0
 
     cdef int count_reject(self, object reason, slot_t class_index) except -1:
-        self._rejected[reason] = self._rejected.get(reason, 0) + 1
+        self.rejected[reason] = self.rejected.get(reason, 0) + 1
         if class_index >= 0:
-            self._class_rejected[class_index] += 1
+            self.class_rejected[class_index] += 1
         return 0
 
     cdef object stats(self):
@@ -53,10 +53,10 @@ cdef class Inspector:
                 self._profile.classes[i].name, self._queue.usage(i, LIMIT_REQUESTS),
                 self._queue.usage(i, LIMIT_RAW_TOKENS), self._queue.usage(i, LIMIT_CACHED_TOKENS),
                 saturated(queue.cost + queue.held_cost), row.deficit, row.dispatched, saturated(row.dispatched_cost),
-                self._class_rejected[i]))
+                self.class_rejected[i]))
         return SchedulerStats(
             arrived=self.arrived, dispatched=dispatched,
-            rejected={reason.name: self._rejected[reason] for reason in sorted(self._rejected)},
+            rejected={reason.name: self.rejected[reason] for reason in sorted(self.rejected)},
             completed=self.completed, aborted=self.aborted, evicted=self.evicted, stale_events=self.stale,
             unknown_class_names=self.unknown_names, live_requests=live,
             waiting_requests=self._queue.size + self._queue.held,

@@ -51,7 +51,7 @@ _OVERLAP = Table(
     Overlap, full=False, device=ranked(INTEGER), host=ranked(INTEGER), disk=ranked(INTEGER), effective=ranked(REAL),
     cached_tokens=ranked(INTEGER), shared=rows_of(INTEGER, INTEGER))
 
-_REQUEST = Row(
+REQUEST = Row(
     Request, request_id=TEXT, prompt_tokens=INTEGER, policy_class=optional(TEXT), strict_priority=INTEGER,
     priority_jump=REAL, deadline_ns=_COUNT, do_not_queue=FLAG, pinned=optional(RANK),
     allowed_workers=optional(set_of(INTEGER)), block_hashes=HASHES, sequence_hashes=optional(HASHES),
@@ -59,7 +59,7 @@ _REQUEST = Row(
     required_taints=set_of(TEXT), preferred_taints=rows_of(TEXT, REAL), weights=optional(_WEIGHTS.layout()),
     session_id=optional(TEXT), lifecycle=FLAG)
 
-_WORKER = Row(
+WORKER = Row(
     WorkerConfig, worker_id=INTEGER, dp_start=INTEGER, dp_size=INTEGER, max_batched_tokens=_COUNT,
     total_kv_blocks=_COUNT, max_requests=_COUNT, taints=set_of(TEXT), prefill_tokens_per_s=_COUNT)
 
@@ -89,7 +89,7 @@ _AT_RANK = {"now_ns": INTEGER, "worker_id": INTEGER, "dp_rank": INTEGER, "incarn
 
 #: By class, as the other table below.
 EVENTS: dict[type[events.Event], Row] = {row.kind: row for row in (
-    Row(events.RequestArrived, "RequestArrived", now_ns=INTEGER, request=_REQUEST.layout()),
+    Row(events.RequestArrived, "RequestArrived", now_ns=INTEGER, request=REQUEST.layout()),
     Row(events.RequestCancelled, "RequestCancelled", now_ns=INTEGER, request_id=TEXT),
     Row(events.DispatchAccepted, "DispatchAccepted", **_RUN),
     Row(events.DispatchFailed, "DispatchFailed", **_RUN, retry=FLAG),
@@ -100,7 +100,7 @@ EVENTS: dict[type[events.Event], Row] = {row.kind: row for row in (
     Row(events.OverlapRefreshed, "OverlapRefreshed", now_ns=INTEGER, request_id=TEXT, ticket=INTEGER,
         overlap=optional(_OVERLAP.layout())),
     Row(events.RequestFinished, "RequestFinished", **_RUN, outcome=enum(events.Outcome), context_tokens=_COUNT),
-    Row(events.WorkerUpserted, "WorkerUpserted", now_ns=INTEGER, config=_WORKER.layout(), incarnation=INTEGER),
+    Row(events.WorkerUpserted, "WorkerUpserted", now_ns=INTEGER, config=WORKER.layout(), incarnation=INTEGER),
     Row(events.WorkerRemoved, "WorkerRemoved", now_ns=INTEGER, worker_id=INTEGER),
     Row(events.BlocksStored, "BlocksStored", **_AT_RANK, block_hashes=HASHES, tier=_TIER),
     Row(events.BlocksRemoved, "BlocksRemoved", **_AT_RANK, block_hashes=HASHES, tier=_TIER),

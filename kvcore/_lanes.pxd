@@ -86,6 +86,7 @@ cdef class ClassQueue:
     cdef bint bounds_overtaking(self) noexcept
     cdef slot_t next_by_age(self, int32_t* place) noexcept
     cdef i128 overtaken(self, slot_t item) noexcept
+    cdef int pass_all(self, i128 cost) except -1
     cdef int64_t heap_moves(self) noexcept
     cdef str fault(self, head_test_t test, void* judge)
 

@@ -211,7 +211,7 @@ cdef class ClassQueue:
                 self._index(lane)
 
     cdef bint bounds_overtaking(self) noexcept:
-        """Whether there is an overtaking bound; only then is there anything to the next two."""
+        """Whether there is an overtaking bound; only then is there anything to the next three."""
         return self._overtaking is not None
 
     cdef slot_t next_by_age(self, int32_t* place) noexcept:
@@ -221,6 +221,10 @@ cdef class ClassQueue:
     cdef i128 overtaken(self, slot_t item) noexcept:
         """Cost of younger requests that have gone past this one."""
         return self._overtaking.overtaken(item)
+
+    cdef int pass_all(self, i128 cost) except -1:
+        """So much cost goes past all that wait."""
+        return self._overtaking.pass_all(cost)
 
     cdef int64_t heap_moves(self) noexcept:
         """Nodes moved by all heaps of the class so far: what complexity tests count."""

@@ -44,6 +44,15 @@ cdef class Overtaking:
         """A waiting request is served: every older one has been overtaken by its cost."""
         self._add(self._place_of[item], cost)
 
+    cdef int pass_all(self, i128 cost) except -1:
+        """As if a request had become ready now, cost so much, and been served at once."""
+        if self._next >= self._places - 1:
+            self._renumber()
+        self._items[self._next] = NO_SLOT
+        self._add(self._next, cost)
+        self._next += 1
+        return 0
+
     cdef i128 overtaken(self, slot_t item) noexcept:
         """Cost of younger requests popped while this one has been ready."""
         return self._up_to(self._places - 1) - self._up_to(self._place_of[item])

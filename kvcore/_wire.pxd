@@ -1,5 +1,6 @@
-# Values as little-endian bytes, written one behind the other into memory that grows: a struct and free functions.
-# Whoever embeds a buffer_t owns its memory. setup.py refuses big-endian machines, so memory is copied as it is.
+# Values as little-endian bytes, written one behind the other into memory that grows, and read back with checks: structs
+# and free functions. Whoever embeds a buffer_t owns its memory. setup.py refuses big-endian machines, so memory is
+# copied as it is.
 from cpython.unicode cimport PyUnicode_AsUTF8AndSize
 from libc.string cimport memcpy
 from kvcore._types cimport i128, int32_t, int64_t, uint32_t, uint64_t
@@ -9,6 +10,11 @@ cdef struct buffer_t:
     char* data             # NULL until the first value
     size_t size
     size_t room
+
+
+cdef struct reader_t:
+    const char* at         # of memory that somebody else holds
+    const char* end
 
 
 cdef void buffer_init(buffer_t* buffer) noexcept nogil
@@ -63,3 +69,42 @@ cdef inline int put_text(buffer_t* buffer, str text) except -1:
     data = PyUnicode_AsUTF8AndSize(text, &size)
     put_i64(buffer, size)
     return put(buffer, data, size)
+
+
+cdef inline size_t left(const reader_t* reader) noexcept nogil:
+    """Bytes that have not been read."""
+    return reader.end - reader.at
+
+
+cdef inline int take(reader_t* reader, void* data, size_t size) except -1:
+    """A block of memory. Raises ValueError where there is not so much."""
+    if left(reader) < size:
+        raise ValueError("it breaks off")
+    if size:
+        memcpy(data, reader.at, size)
+        reader.at += size
+    return 0
+
+
+cdef inline int64_t take_i64(reader_t* reader) except? -1:
+    cdef int64_t value
+    take(reader, &value, sizeof(value))
+    return value
+
+
+cdef inline uint64_t take_u64(reader_t* reader) except? 0:
+    cdef uint64_t value
+    take(reader, &value, sizeof(value))
+    return value
+
+
+cdef inline int take_i128(reader_t* reader, i128* value) except -1:
+    return take(reader, value, sizeof(value[0]))
+
+
+cdef int64_t take_number(reader_t* reader, int64_t low, int64_t high) except? -1
+cdef int32_t take_i32(reader_t* reader, int32_t low, int32_t high) except? -1
+cdef uint32_t take_u32(reader_t* reader) except? 0
+cdef bint take_flag(reader_t* reader) except -1
+cdef int64_t take_count(reader_t* reader, size_t item_size) except -1
+cdef str take_text(reader_t* reader)

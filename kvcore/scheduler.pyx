@@ -30,6 +30,8 @@ from kvcore._placement cimport Placement, runs_now
 from kvcore._policies cimport Policies
 from kvcore._reload cimport Reload, threshold_pairs
 from kvcore._requests cimport STATE_DEFERRED, STATE_REFRESHING, RequestTable
+from kvcore._restore cimport SnapshotReader
+from kvcore._snapshot cimport SnapshotWriter
 from kvcore._tables cimport Tables
 from kvcore._types cimport (
     DEBUG_CHECKS, FRACTION_ONE, NEVER_NS, NO_SLOT, NS_END, int32_t, int64_t, ns_t, slot_t)
@@ -43,6 +45,7 @@ from kvcore.request cimport Request
 from kvcore._tables import LOAD_DTYPE, POTENTIAL_DTYPE
 from kvcore.actions import ParkReason, RejectReason
 from kvcore.config import SchedulerConfig
+from kvcore.errors import AdmissionError, InvalidSnapshot
 from kvcore.events import Outcome
 
 __all__ = ["LOAD_DTYPE", "POTENTIAL_DTYPE", "Scheduler"]
@@ -51,6 +54,9 @@ cdef object QUEUED = ParkReason.QUEUED
 cdef object DEFERRED = ParkReason.DEFERRED
 cdef object COMPLETED = Outcome.COMPLETED
 cdef tuple NOTHING = ()
+#: What comes of bytes that are no snapshot, also from admission policies that are told to take over such a state.
+cdef tuple DAMAGE = (
+    ValueError, OverflowError, RecursionError, TypeError, LookupError, AttributeError, ArithmeticError, AdmissionError)
 
 
 @cython.final
@@ -489,6 +495,43 @@ cdef class Scheduler:
             self.profile, (self.dispatcher.generator, self.backlog.next_seq, self.dispatcher.next_attempt,
                            self.dispatcher.next_ticket, self.poisoned, self.lifecycle.draining, self.lifecycle.drain_ns),
             self.policies.dump() if self.policies.any else None)
+
+    def snapshot(self):
+        """The whole state as bytes, from which `restore` makes a scheduler that goes on alike. O(state).
+
+        The same state gives the same bytes. They hold no prompt text, but request ids, names and block hashes.
+        """
+        self._check_owner()
+        return SnapshotWriter(self.lifecycle).write(self.config, self.profile, self.now_ns, self.digest())
+
+    @staticmethod
+    def restore(data, *, admission=None):
+        """A scheduler that goes on where the one was that gave this snapshot. O(state).
+
+        admission: as for a new scheduler. Raises InvalidSnapshot for any bytes that are not what `snapshot` has given,
+        and for another version's.
+        """
+        cdef Scheduler scheduler
+        cdef SnapshotReader reader
+        data = bytes(memoryview(data))
+        try:
+            reader = SnapshotReader(data)
+            scheduler = Scheduler(reader.config, admission=admission)
+            scheduler._resume(reader)
+            if scheduler.audit() or scheduler.snapshot() != data:
+                raise ValueError("it is of no state that can be")
+        except DAMAGE as error:
+            raise InvalidSnapshot(str(error) or type(error).__name__) from error
+        return scheduler
+
+    cdef int _resume(self, SnapshotReader reader) except -1:
+        """Take over the state of another scheduler with this configuration; this one is new."""
+        if reader.profile != self.profile:
+            self.reload.replace(self.profile, reader.profile, self.policies.build(reader.profile), [])
+            self.profile = reader.profile
+        reader.fill(self.lifecycle)
+        self.now_ns = reader.now_ns
+        return 0
 
     def audit(self):
         """Recompute every total from live requests; returns the differences as text: none, ever. O(live requests)."""
