@@ -263,7 +263,8 @@ cdef class SnapshotReader:
 
     cdef int _predict(self) except -1:
         cdef int64_t i
-        qsort(self._uses, self._uses_size, sizeof(use_t), by_time)
+        if self._uses_size:
+            qsort(self._uses, self._uses_size, sizeof(use_t), by_time)
         for i in range(self._uses_size):
             self._fleet.predicted.resume(self._uses[i].hash, self._uses[i].rank, self._uses[i].used_ns)
         return 0

@@ -1,4 +1,8 @@
-"""Whoever adds a field to a row of the core is reminded of the digest: it is in there, or a reason says why not."""
+"""Whoever adds a field to a row of the core is reminded of the digest and of snapshots.
+
+It is in there, or a reason says why not. What is written into a snapshot must be read from it, or it could not be
+restored: that is for the tests of snapshots.
+"""
 
 from __future__ import annotations
 
@@ -20,10 +24,12 @@ STRUCTS = {
     "class_t": ("_drr", "ring"),
     "worker_t": ("_workers", "worker"),
     "rank_t": ("_workers", "rank"),
+    "predicted_t": ("_predicted", "block"),
 }
 VALUES = {Request: "request", Overlap: "overlap", SelectionWeights: "weights", Rank: "rank"}
 LINK = "a link inside a table"
 FOLLOWS = "follows from other fields"
+GIVEN = "in the Request, which is written whole"
 
 #: Row -> field that is not written -> why.
 DIGEST_LEAVES_OUT = {
@@ -45,11 +51,43 @@ DIGEST_LEAVES_OUT = {
         "dispatched": "statistics", "dispatched_cost": "statistics", "window_cost": FOLLOWS,
     },
     "worker_t": {"dp_start": "the dp_rank of its first rank", "ranks": LINK},
-    "rank_t": {"pins": "the waiting requests count themselves", "next_free": LINK, "prev_free": LINK},
+    "rank_t": {"pins": "the pinned requests count themselves", "next_free": LINK, "prev_free": LINK},
+    "predicted_t": {
+        field: "the index keeps a sum of all" for field in (
+            "hash", "name", "used_ns", "rank", "older", "newer", "rank_older", "rank_newer")},
     Request: {
         "request_id": "comes first", "prompt_tokens": "in its row", "deadline_ns": "in its row",
         "block_hashes": "in its row", "sequence_hashes": "in its row", "track_prefill": "in its row",
     },
+}
+
+
+SNAPSHOT_LEAVES_OUT = {
+    "request_t": {
+        "serial": "names the path to caches of look-ups only", "older": LINK, "newer": LINK,
+        **dict.fromkeys((
+            "track_prefill", "prompt", "outside", "reserve", "deadline_ns", "path", "sequence", "path_length",
+            "sequence_length"), GIVEN),
+    },
+    "waiting_t": {"raw": "the prompt of its request", "class_index": "that of its request", "lane": LINK},
+    "booking_t": {
+        **dict.fromkeys(("path", "length", "private_blocks", "reserve_blocks"), "its request's"),
+        "bound_from": "which weights stand where: all are written block by block", "path_weight": "block by block",
+        "next": LINK, "prev": LINK, "fifo_next": "in order of attempts", "fifo_prev": "in order of attempts",
+    },
+    "load_t": {
+        **dict.fromkeys(("prefill", "weight", "requests", "held", "front_tokens", "front_ns"), "a sum of bookings"),
+        "taints": "its worker's", "state": "follows from the marks", "dirty": "what caches have not seen yet",
+        "first": LINK, "fifo_first": LINK, "fifo_last": LINK,
+    },
+    "class_t": {
+        "quantum": "configuration", "limits": "configuration", "never_waits": "configuration",
+        "charged": "of its dispatches only the window matters, which put_window writes",
+        "times": "put_window", "costs": "put_window", "window_cost": FOLLOWS,
+    },
+    "rank_t": {"pins": "the pinned requests count themselves", "next_free": LINK, "prev_free": LINK},
+    "predicted_t": {
+        "name": FOLLOWS, "rank": "whose blocks they are", "older": LINK, "newer": LINK, "rank_older": LINK},
 }
 
 
@@ -94,6 +132,11 @@ def test_headers_are_read(known):
 
 def test_the_digest(known):
     assert faults((CORE / "_digest.pyx").read_text(encoding="utf-8"), known, DIGEST_LEAVES_OUT) == []
+
+
+def test_snapshots(known):
+    rows = {row: names for row, names in known.items() if row in STRUCTS}
+    assert faults((CORE / "_snapshot.pyx").read_text(encoding="utf-8"), rows, SNAPSHOT_LEAVES_OUT) == []
 
 
 def test_a_new_field_is_missed(known):

@@ -16,7 +16,6 @@ from kvcore.request import Rank
 from kvcore.scheduler import Scheduler
 
 REFRESH = {"profile": profile(10, prefill_busy_threshold=0), "index": IndexMode.OFF, "refresh_after_ns": 1}
-state = Pairs()
 
 
 class Same(AdmissionPolicy):
@@ -30,6 +29,12 @@ class Same(AdmissionPolicy):
 
     def dump(self):
         return {"number": self.number}
+
+    def load(self, value):
+        self.number = value["number"]
+
+
+state = Pairs({"same": lambda parameters: Same(Bypass(), 0)})
 
 
 def managed(decision, *, number: int = 0, quanta=(10,)) -> Story:
