@@ -56,13 +56,6 @@ cdef class Ledger:
     cdef bint release(self, slot_t slot, bint completed) noexcept
     cdef int32_t path_weight(self, slot_t slot, int32_t at) noexcept nogil
 
-    cdef void resume_booking(
-        self, slot_t slot, bint prefilling, tokens_t prefill, int32_t outputs, int32_t outputs_decayed,
-        int32_t decayed_weight) noexcept
-    cdef void set_path_weight(self, slot_t slot, int32_t at, int32_t weight) noexcept
-    cdef void resume_load(
-        self, slot_t rank, ns_t anchor_ns, int64_t sequence, const int64_t* reported, const int64_t* foreign) noexcept
-
     cdef bint report(
         self, slot_t rank, int64_t sequence, int64_t prefill, int64_t blocks, int64_t requests, bint counts) noexcept
     cdef void forget_report(self, slot_t rank) noexcept

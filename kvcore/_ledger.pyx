@@ -330,50 +330,6 @@ cdef class Ledger:
             return booking.path_weight
         return weight_of(self.bookings, &self.active.rows[self.active.find(booking.path[at], booking.rank)])
 
-    # From a snapshot.
-
-    cdef void resume_booking(
-            self, slot_t slot, bint prefilling, tokens_t prefill, int32_t outputs, int32_t outputs_decayed,
-            int32_t decayed_weight) noexcept:
-        """What has come of a booking since it was made; it has just been made anew, with what it still prefills."""
-        cdef booking_t* booking = &self.bookings[slot]
-        cdef load_t* load = &self.loads[booking.rank]
-        booking.prefilling = prefilling
-        booking.prefill = prefill
-        booking.outputs = outputs
-        booking.outputs_decayed = outputs_decayed
-        booking.decayed_weight = decayed_weight
-        load.weight += output_weight(booking)
-        load.held += max(0, <int64_t>outputs + outputs_decayed - booking.reserve_blocks)
-        self._changed(booking.rank)
-
-    cdef void set_path_weight(self, slot_t slot, int32_t at, int32_t weight) noexcept:
-        """What a block weighs that is bound to no booking, 2^20 = one block."""
-        cdef booking_t* booking = &self.bookings[slot]
-        cdef pair_t* pair = &self.active.rows[self.active.find(booking.path[at], booking.rank)]
-        self.faded = self.faded or weight != FRACTION_ONE
-        self.loads[booking.rank].weight += weight - pair.weight
-        pair.weight = weight
-        self._changed(booking.rank)
-
-    cdef void resume_load(
-            self, slot_t rank, ns_t anchor_ns, int64_t sequence, const int64_t* reported,
-            const int64_t* foreign) noexcept:
-        """What a rank bears beside its bookings, which are all there: since when its front runs, reports, foreign load.
-
-        reported, foreign: prefill tokens, blocks, requests.
-        """
-        cdef load_t* load = &self.loads[rank]
-        self._count(rank, -1, self.now_ns)
-        if load.fifo_first != NO_SLOT:
-            load.anchor_ns = anchor_ns
-        load.reported_sequence = sequence
-        load.reported_prefill = reported[0]
-        load.reported_blocks = reported[1]
-        load.reported_requests = reported[2]
-        self._count(rank, 1, self.now_ns)
-        self._set_foreign(rank, foreign[0], foreign[1], foreign[2])
-
     # Reports and time.
 
     cdef bint report(

@@ -4,13 +4,12 @@ from kvcore._backlog cimport Backlog
 from kvcore._dispatch cimport Dispatcher
 from kvcore._drr cimport PolicyQueue, class_t
 from kvcore._fleet cimport Fleet
+from kvcore._frame cimport SnapshotFrame
 from kvcore._inspect cimport Inspector
 from kvcore._lifecycle cimport Lifecycle
 from kvcore._policies cimport Policies
 from kvcore._prefix cimport PrefixIndex
-from kvcore._requests cimport RequestTable
-from kvcore._types cimport int32_t, int64_t, ns_t, slot_t, uint64_t
-from kvcore._wire cimport reader_t
+from kvcore._types cimport int64_t, ns_t, slot_t, uint64_t
 
 
 cdef struct use_t:
@@ -21,15 +20,15 @@ cdef struct use_t:
     slot_t rank
 
 
+# What comes of bytes that are no snapshot, also out of admission policies that are told to take over such a state.
+cdef tuple DAMAGE
+
+
 @cython.final
 cdef class SnapshotReader:
-    cdef bytes _data               # what is read
-    cdef reader_t _reader
+    cdef SnapshotFrame _frame
     cdef object config
     cdef object profile
-    cdef ns_t now_ns
-    cdef int64_t _block_size
-    cdef RequestTable _requests
     cdef Backlog _backlog
     cdef PolicyQueue _queue
     cdef Fleet _fleet
@@ -40,15 +39,10 @@ cdef class SnapshotReader:
     cdef use_t* _uses              # of predicted blocks, in the order in which they were read
     cdef int64_t _uses_size
     cdef int64_t _uses_room
-    cdef set _seqs                 # taken by requests
-    cdef dict _waiting             # slot -> its timers; those that have not found their place yet
-    cdef list _started             # (progress_ns, attempt, slot, attempts, accepted, state)
 
     cdef int fill(self, Lifecycle lifecycle) except -1
+    cdef int check(self, list faults, bytes snapshot) except -1
 
-    cdef object _take_json(self, object kind)
-    cdef ns_t _take_past(self) except? -1
-    cdef ns_t _take_due(self) except? -1
     cdef int _take_numbers(self) except -1
     cdef int _take_counters(self) except -1
     cdef int _take_classes(self) except -1
@@ -60,14 +54,3 @@ cdef class SnapshotReader:
     cdef int _take_blocks(self, PrefixIndex index, slot_t rank) except -1
     cdef int _take_uses(self, slot_t rank) except -1
     cdef int _predict(self) except -1
-    cdef int _take_requests(self) except -1
-    cdef slot_t _take_request(self) except -1
-    cdef int _take_row(self, slot_t slot) except -1
-    cdef int _take_grace(self, slot_t slot) except -1
-    cdef int _take_key(self, slot_t slot) except -1
-    cdef int _start(self) except -1
-    cdef int _take_bookings(self) except -1
-    cdef int _take_booking(self, slot_t slot) except -1
-    cdef int _take_loads(self) except -1
-    cdef int _take_ages(self) except -1
-    cdef int _wait(self, slot_t slot, tuple timers) except -1

@@ -1,4 +1,4 @@
-# A snapshot: the whole of a scheduler as bytes. This module writes it, _restore reads it.
+# A snapshot: the whole of a scheduler as bytes. This module writes it, _restore and _restore_requests read it.
 cimport cython
 from kvcore._backlog cimport Backlog
 from kvcore._dispatch cimport Dispatcher
@@ -11,15 +11,6 @@ from kvcore._prefix cimport PrefixIndex
 from kvcore._requests cimport RequestTable
 from kvcore._types cimport int32_t, ns_t, slot_t
 from kvcore._wire cimport buffer_t
-
-cdef bytes MAGIC
-cdef enum:
-    VERSION = 1
-    CHECKSUM_BYTES = 16
-    DIGEST_BYTES = 16
-
-
-cdef bytes checksum(bytes data)
 
 
 @cython.final

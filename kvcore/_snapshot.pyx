@@ -1,6 +1,6 @@
 """SnapshotWriter: the whole of a scheduler as bytes, from which _restore makes one that goes on alike (DESIGN 6).
 
-    "kvcoreSN", version    version 1: another layout of what follows, or of the values in it, is another version
+    head                   another layout of what follows, or of the values in it, is another version
     configuration, profile in force                                      JSON, as in a journal
     time, generator, counters, drain, states of admission policies      the latter as JSON
     statistics
@@ -11,7 +11,8 @@
     bookings, by attempt    each is an index into the requests, and a rank
     loads, by rank          since when its front prefills, its last report, what that adds
     ages                    under an overtaking bound: who waits, by age, and what has gone past
-    digest, checksum        BLAKE2b-128 of the state, and of all bytes before
+    digest                  of the state
+    checksum                of all bytes before
 
 Numbers are little-endian. The bytes are canonical: the same state gives the same, whatever road led there, and a
 restored scheduler gives those that it was made of. So that is how _restore proves that it has understood them.
@@ -24,31 +25,24 @@ tests/meta/test_state_fields.py with the reason why not.
 
 Cost: O(state), times the logarithm for what is sorted.
 """
-import hashlib
 import json
 
-from cpython.bytes cimport PyBytes_FromStringAndSize
 from libc.stdlib cimport free, malloc, qsort
 from libc.string cimport memcpy
 from kvcore._digest cimport put_weights, put_window
 from kvcore._drr cimport class_t
+from kvcore._frame cimport DIGEST_BYTES, put_head, sealed
 from kvcore._lanes cimport ClassQueue, waiting_t
 from kvcore._load cimport INT64_TOP, booking_t, load_t
 from kvcore._predicted cimport predicted_t
 from kvcore._requests cimport STATE_RUNNING, request_t
-from kvcore._types cimport NO_SLOT, int64_t, uint32_t, uint64_t
+from kvcore._types cimport NO_SLOT, int64_t, uint64_t
 from kvcore._wire cimport (
     buffer_free, buffer_init, put, put_i32, put_i64, put_i128, put_text, put_u8, put_u32, put_u64)
 from kvcore._workers cimport rank_t, worker_t
 
 from kvcore._journal_values import CONFIG, PROFILE, REQUEST, WORKER
 from kvcore.request import WorkerConfig
-
-cdef bytes MAGIC = b"kvcoreSN"
-
-
-cdef bytes checksum(bytes data):
-    return hashlib.blake2b(data, digest_size=CHECKSUM_BYTES).digest()
 
 
 cdef int by_hash(const void* one, const void* other) noexcept nogil:
@@ -78,10 +72,8 @@ cdef class SnapshotWriter:
 
     cdef bytes write(self, object config, object profile, ns_t now_ns, str digest):
         """The snapshot of a scheduler at rest. Raises what an admission policy raises that cannot be dumped."""
-        cdef bytes content
         cdef bytes told = bytes.fromhex(digest)
-        put(&self._buffer, <const char*>MAGIC, len(MAGIC))
-        put_u32(&self._buffer, VERSION)
+        put_head(&self._buffer)
         self._put_json(CONFIG.encode(config))
         self._put_json(PROFILE.encode(profile))
         put_i64(&self._buffer, now_ns)
@@ -100,13 +92,13 @@ cdef class SnapshotWriter:
         self._put_loads()
         self._put_ages()
         put(&self._buffer, <const char*>told, DIGEST_BYTES)
-        content = PyBytes_FromStringAndSize(self._buffer.data, self._buffer.size)
-        return content + checksum(content)
+        return sealed(&self._buffer)
 
     cdef int _put_json(self, object value) except -1:
         return put_text(&self._buffer, json.dumps(value, allow_nan=False, sort_keys=True, separators=(",", ":")))
 
     cdef int _put_counters(self) except -1:
+        put_i64(&self._buffer, self._queue.dispatched)
         put_i64(&self._buffer, self._inspector.arrived)
         put_i64(&self._buffer, self._inspector.completed)
         put_i64(&self._buffer, self._inspector.aborted)
@@ -217,7 +209,7 @@ cdef class SnapshotWriter:
         return 0
 
     cdef int _put_request(self, slot_t slot) except -1:
-        """Everything about a request but its booking and its age. What does not apply to its state stands as nothing."""
+        """Everything about a request but its booking and its age. What does not apply to its state is left empty."""
         cdef request_t* row = &self._requests.rows[slot]
         cdef waiting_t* waiting = &self._queue.waiting.rows[slot]
         cdef bint runs = row.state >= STATE_RUNNING

@@ -52,9 +52,8 @@ DIGEST_LEAVES_OUT = {
     },
     "worker_t": {"dp_start": "the dp_rank of its first rank", "ranks": LINK},
     "rank_t": {"pins": "the pinned requests count themselves", "next_free": LINK, "prev_free": LINK},
-    "predicted_t": {
-        field: "the index keeps a sum of all" for field in (
-            "hash", "name", "used_ns", "rank", "older", "newer", "rank_older", "rank_newer")},
+    "predicted_t": dict.fromkeys(
+        ("hash", "name", "used_ns", "rank", "older", "newer", "rank_older", "rank_newer"), "their table keeps a sum"),
     Request: {
         "request_id": "comes first", "prompt_tokens": "in its row", "deadline_ns": "in its row",
         "block_hashes": "in its row", "sequence_hashes": "in its row", "track_prefill": "in its row",

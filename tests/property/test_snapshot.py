@@ -1,4 +1,4 @@
-"""Random runs: a scheduler that has been restored goes on as if nothing had happened, and so does what is made of it."""
+"""Random runs: a scheduler that has been restored goes on as if nothing had happened, and so does its own copy."""
 
 from __future__ import annotations
 

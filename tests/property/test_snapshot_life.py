@@ -167,7 +167,8 @@ class Walk:
     def progress(self, kind: int, name: str, a: int):
         now_ns, attempt = self.now_ns, self.attempts.get(name, 1)
         if name in self.tickets and a % 2:
-            return OverlapRefreshed(now_ns, name, self.tickets[name], Overlap(((Rank(1), a % 3),)) if a % 4 > 1 else None)
+            overlap = Overlap(((Rank(1), a % 3),)) if a % 4 > 1 else None
+            return OverlapRefreshed(now_ns, name, self.tickets[name], overlap)
         match kind:
             case 5:
                 return PrefillCompleted(now_ns, name, attempt)
