@@ -106,7 +106,7 @@ cdef class Scheduler:
         self.block_size = config.block_size
         self.builds = []
         self.policies = Policies(admission)
-        self.policies.adopt(None, profile, self.policies.build(profile))
+        self.policies.adopt(None, profile, self.policies.build(profile), 0)
         distinct, pairs = threshold_pairs(profile)
         self.requests = RequestTable(config.booking_ttl_ns is not None)
         self.fleet = Fleet(config, distinct)
@@ -128,7 +128,8 @@ cdef class Scheduler:
         self.facts = WorkerFacts(self.lifecycle)
         self.tables = Tables(self.fleet, self.placement)
         self.forecast = Forecast(
-            self.requests, self.backlog, self.placement, self.admission, self.tables, self.block_size)
+            self.requests, self.backlog, self.placement, self.admission, self.dispatcher, self.tables,
+            self.block_size)
         self.explainer = Explainer(
             config, profile, self.requests, self.fleet, self.placement, self.backlog, self.policies, self.dispatcher)
 
@@ -399,7 +400,7 @@ cdef class Scheduler:
         reason = self._refusal(request)
         if reason is not None:
             return make_reject(request.request_id, reason, -1)
-        return self.forecast.answer(request, self.now_ns, self.dispatcher.generator, self.dispatcher.next_attempt)
+        return self.forecast.answer(request, self.now_ns)
 
     def explain(self, str request_id not None, /):
         """Where a request stands and why: an Explanation. O(ranks that it may use)."""

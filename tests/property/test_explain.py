@@ -9,6 +9,7 @@ from explain_checks import check
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracle import Oracle
+from policies import ADMISSION
 from strategies import choices, crowds, detours, duels, fadings, flavours, overloads, plans, retries
 from strategies_letters import resolved
 
@@ -29,7 +30,7 @@ KEPT = (1000, 3, 0)
 
 
 def batches_of(plan):
-    return [events for events, _ in resolved(plan, Oracle(plan.config)).steps]
+    return [events for events, _ in resolved(plan, Oracle(plan.config, ADMISSION)).steps]
 
 
 def names_of(batches):
@@ -44,7 +45,7 @@ def test_explanations_are_pure_and_true(flavour, data):
     """Beside a scheduler that nobody asks anything: the same actions, and the same digest."""
     plan = data.draw(plans(FLAVOURS[flavour], most_batches=40))
     kept = KEPT[len(plan.batches) % len(KEPT)]
-    core, quiet = Scheduler(replace(plan.config, decisions_kept=kept)), Scheduler(plan.config)
+    core, quiet = Scheduler(replace(plan.config, decisions_kept=kept), ADMISSION), Scheduler(plan.config, ADMISSION)
     batches = batches_of(plan)
     for number, events in enumerate(batches):
         assert core.step_many(events) == quiet.step_many(events)
@@ -58,7 +59,7 @@ def test_explanations_are_pure_and_true(flavour, data):
 @given(plans(st.one_of(FLAVOURS["any"], choices(), SCARCE), most_batches=30))
 def test_decisions_are_those_that_were_made(plan):
     """Each Dispatch of the last batch is in the ring, and its table is what potential_loads said just before."""
-    core = Scheduler(replace(plan.config, decisions_kept=1000))
+    core = Scheduler(replace(plan.config, decisions_kept=1000), ADMISSION)
     last_ns, count = 0, 0
     for events in batches_of(plan):
         probe = events[0].request if isinstance(events[0], RequestArrived) and len(events) == 1 else None
@@ -106,7 +107,7 @@ def test_a_rank_whose_load_falls_as_told_is_taken(plan):
     """Where nothing but prefill load keeps a head from a rank, somebody runs once that load is gone."""
     config = replace(plan.config, reported_load_ttl_ns=None)
     batches = batches_of(replace(plan, flavour=replace(plan.flavour, config=config)))
-    core = Scheduler(config)
+    core = Scheduler(config, ADMISSION)
     for events in batches:
         core.step_many(events)
     names = dict.fromkeys(names_of(batches))
