@@ -56,6 +56,19 @@ def test_explanations_are_pure_and_true(flavour, data):
         assert len(core.decisions()) <= kept
         for explanation in told.values():
             assert max(map(len, text(explanation).splitlines())) <= 100
+    check_copy(core, names_of(batches))
+
+
+def check_copy(core: Scheduler, names) -> None:
+    """A restored scheduler tells the same, but for decisions: they are no part of a snapshot."""
+    copy = Scheduler.restore(core.snapshot(), admission=ADMISSION)
+    assert copy.queue_dump(2**40) == core.queue_dump(2**40)
+    assert copy.decisions() == ()
+    for name in names:
+        told = core.explain(name)
+        assert copy.explain(name).state == ("unknown" if told.state == "ended" else told.state)
+        if told.state != "ended":
+            assert copy.explain(name) == replace(told, decision=None)
 
 
 @given(plans(st.one_of(FLAVOURS["any"], choices(), SCARCE), most_batches=30))
