@@ -304,10 +304,13 @@ cdef class Scheduler:
     cdef int _on_policy_replaced(self, PolicyReplaced event, list out) except -1:
         cdef list built = self.builds.pop(0)
         profile = self.config.in_force(event.profile)
-        if profile != self.profile:
-            self.reload.replace(self.profile, profile, built, out)
-            self.explainer.adopt(profile)
-            self.profile = profile
+        return 0 if profile == self.profile else self._adopt(profile, built, out)
+
+    cdef int _adopt(self, object profile, list built, list out) except -1:
+        """Another profile is in force; built: fresh admission policies of it."""
+        self.reload.replace(self.profile, profile, built, out)
+        self.explainer.adopt(profile)
+        self.profile = profile
         return 0
 
     # Requests that run.
@@ -471,8 +474,7 @@ cdef class Scheduler:
     cdef int _resume(self, SnapshotReader reader) except -1:
         """Take over the state of another scheduler with this configuration; this one is new."""
         if reader.profile != self.profile:
-            self.reload.replace(self.profile, reader.profile, self.policies.build(reader.profile), [])
-            self.profile = reader.profile
+            self._adopt(reader.profile, self.policies.build(reader.profile), [])
         reader.fill(self.lifecycle)
         self.now_ns = self.fleet.ledger.now_ns
         return 0
