@@ -63,7 +63,8 @@ cdef class Inspector:
             unknown_class_names=self.unknown_names, live_requests=live, waiting_requests=self._queue.size,
             running_requests=self._running(), workers=self._fleet.workers.count(), ranks=self._fleet.workers.present,
             index_blocks=self._fleet.device.pairs + self._fleet.host.pairs + self._fleet.disk.pairs,
-            retried=self.retried, over_cap_ranks=self._over_caps(), classes=tuple(classes))
+            retried=self.retried, over_cap_ranks=self._over_caps(), deferred_requests=0, refreshing_requests=0,
+            classes=tuple(classes))
 
     cdef int64_t _over_caps(self):
         """Ranks whose bookings exceed their caps: growth beyond reserves, or caps that were lowered (DESIGN D8)."""
