@@ -14,6 +14,7 @@ from kvcore.actions import (
     IgnoredReason,
     Park,
     ParkReason,
+    Publish,
     RefreshOverlap,
     Reject,
     RejectReason,
@@ -45,6 +46,11 @@ from kvcore.events import (
     Outcome,
     OutputBlockAdded,
     OverlapRefreshed,
+    PeerBooked,
+    PeerLost,
+    PeerPrefillCompleted,
+    PeerReleased,
+    PeerSynced,
     PolicyReplaced,
     PrefillCompleted,
     RequestArrived,
@@ -55,6 +61,7 @@ from kvcore.events import (
     WorkerRemoved,
     WorkerStatusChanged,
     WorkerUpserted,
+    peer_event,
 )
 from kvcore.journal import JournalBatch, JournalReader, JournalReplay, JournalWriter
 from kvcore.journal import replay as replay_journal
@@ -68,6 +75,7 @@ from kvcore.policy import (
     QueuePolicy,
 )
 from kvcore.policy_file import PolicyDocument, load_policy
+from kvcore.replica import FactKind, PeerFact, ReplicaFacts
 from kvcore.request import Overlap, Rank, Request, SelectionWeights, WorkerConfig
 from kvcore.scheduler import Scheduler
 from kvcore.stats import ClassStats, SchedulerStats
@@ -97,6 +105,7 @@ __all__ = [
     "Event",
     "Evict",
     "EvictReason",
+    "FactKind",
     "Ignored",
     "IgnoredReason",
     "IndexMode",
@@ -119,17 +128,25 @@ __all__ = [
     "OverlapRefreshed",
     "Park",
     "ParkReason",
+    "PeerBooked",
+    "PeerFact",
+    "PeerLost",
+    "PeerPrefillCompleted",
+    "PeerReleased",
+    "PeerSynced",
     "PolicyClass",
     "PolicyDocument",
     "PolicyProfile",
     "PolicyReplaced",
     "PrefillCompleted",
     "PrefillDecay",
+    "Publish",
     "QueuePolicy",
     "Rank",
     "RefreshOverlap",
     "Reject",
     "RejectReason",
+    "ReplicaFacts",
     "Request",
     "RequestArrived",
     "RequestCancelled",
@@ -146,5 +163,6 @@ __all__ = [
     "WorkerStatusChanged",
     "WorkerUpserted",
     "load_policy",
+    "peer_event",
     "replay_journal",
 ]

@@ -3,9 +3,9 @@
 Owns the counters that nothing but statistics needs. Everything else is read from its owner.
 
 The digest is BLAKE2b-128 over a canonical text of the state: live requests by id, ranks by (worker_id, dp_rank),
-classes by index, the scheduler's counters and generator, and the incrementally kept sums of the block indexes. It
-leaves out the last now_ns, statistics, remembered verdicts and memory layout. Slow and plain on purpose: it runs
-rarely.
+classes by index, the scheduler's counters and generator, the incrementally kept sums of the block indexes, and what is
+known of other replicas, by name and attempt. It leaves out the last now_ns, statistics, remembered verdicts and memory
+layout. Slow and plain on purpose: it runs rarely.
 """
 import hashlib
 
@@ -64,6 +64,7 @@ cdef class Inspector:
             running_requests=self._running(), workers=self._fleet.workers.count(), ranks=self._fleet.workers.present,
             index_blocks=self._fleet.device.pairs + self._fleet.host.pairs + self._fleet.disk.pairs,
             retried=self.retried, over_cap_ranks=self._over_caps(), deferred_requests=0, refreshing_requests=0,
+            peers=self._fleet.exchange.board.count(), peer_bookings=self._fleet.exchange.board.bookings(),
             classes=tuple(classes))
 
     cdef int64_t _over_caps(self):
@@ -78,7 +79,7 @@ cdef class Inspector:
 
     cdef int64_t _running(self):
         cdef slot_t i
-        cdef int64_t running = 0
+        cdef int64_t running = -self._fleet.exchange.board.bookings()
         for i in range(self._fleet.workers.present):
             running += self._fleet.ledger.loads[self._fleet.workers.order[i]].requests
         return running
@@ -91,6 +92,8 @@ cdef class Inspector:
             self._fleet.ledger.active.index.mixed, self._class_state(), self._rank_state())).encode())
         for request_id in sorted(self._requests.ids.live()):
             hasher.update(repr((request_id, self._request_state(self._requests.find(request_id)))).encode())
+        for row in (*self._fleet.exchange.board.dump(), *self._fleet.exchange.dump()):
+            hasher.update(repr(row).encode())
         return hasher.hexdigest()
 
     cdef tuple _request_state(self, slot_t slot):
@@ -159,11 +162,11 @@ cdef class Inspector:
         return ranks
 
     cdef list _fifo(self, slot_t rank):
-        """Attempts that prefill on a rank whose load decays, the one in front first."""
+        """Attempts that prefill on a rank whose load decays, the one in front first; of peers with their names."""
         cdef slot_t slot = self._fleet.ledger.loads[rank].fifo_first
         attempts = []
         while slot != NO_SLOT:
-            attempts.append(self._requests.rows[slot].attempt)
+            attempts.append(self._fleet.exchange.name_of(slot) or self._requests.rows[slot].attempt)
             slot = self._fleet.ledger.bookings[slot].fifo_next
         return attempts
 
@@ -180,6 +183,7 @@ cdef class Inspector:
         cdef booking_t* booking
         cdef int64_t running = 0
         faults.extend(ledger_faults(self._fleet.ledger))
+        faults.extend(self._fleet.exchange.faults())
         for request_id in self._requests.ids.live():
             slot = self._requests.find(request_id)
             row = &self._requests.rows[slot]

@@ -36,7 +36,7 @@ from kvcore.request cimport Request
 from kvcore._tables import LOAD_DTYPE, POTENTIAL_DTYPE
 from kvcore.actions import ParkReason, RejectReason
 from kvcore.config import SchedulerConfig
-from kvcore.events import Outcome
+from kvcore.events import PEER_KINDS, Outcome
 
 __all__ = ["LOAD_DTYPE", "POTENTIAL_DTYPE", "Scheduler"]
 
@@ -86,7 +86,7 @@ cdef class Scheduler:
             else (item.prefill_busy_threshold, item.prefill_busy_threshold_frac) for item in profile.classes]
         distinct = list(dict.fromkeys(pair for pair in thresholds if pair is not None))
         self.requests = RequestTable(config.booking_ttl_ns is not None)
-        self.fleet = Fleet(config, distinct)
+        self.fleet = Fleet(config, distinct, self.requests)
         self.placement = Placement(
             self.fleet, self.requests, config, [None if pair is None else distinct.index(pair) for pair in thresholds])
         self.backlog = Backlog(config, self.requests, self.fleet, self.placement)
@@ -123,6 +123,7 @@ cdef class Scheduler:
             accept(events, self.now_ns, self.block_size)
             self.poisoned = True               # until the batch is through
             out = []
+            self.fleet.exchange.out = out
             self.backlog.begin_batch()
             for event in events:
                 self._advance((<Event>event).now_ns, out)
@@ -179,6 +180,8 @@ cdef class Scheduler:
             return self.fleet.hint((<CapacityHinted>event).ranks)
         if kind is Drained:
             return self.lifecycle.drain((<Drained>event).deadline_ns, out)
+        if kind in PEER_KINDS:
+            return self._on_peer(event)
         raise AssertionError(f"accepted but not applied: {event!r}")
 
     cdef int _check_invariants(self) except -1:
@@ -328,6 +331,11 @@ cdef class Scheduler:
             event.worker_id, event.dp_rank, event.incarnation, event.sequence, event.prefill_tokens, event.blocks,
             event.requests)
 
+    cdef int _on_peer(self, Event event) except -1:
+        self.inspector.stale += self.fleet.exchange.apply(event)
+        self.fleet.note_relieved()
+        return 0
+
     # Decisions.
 
     cdef int _settle(self, list out) except -1:
@@ -373,7 +381,7 @@ cdef class Scheduler:
         self.queue.charge(class_index, self.now_ns, self.queue.waiting.rows[slot].cost)
         self.next_attempt += 1
         out.append(action)
-        return 0
+        return self.fleet.exchange.booked(slot, action)
 
     cdef Dispatch _stamp(self, Dispatch action, slot_t slot):
         """Fill in what only the scheduler knows."""
@@ -419,6 +427,13 @@ cdef class Scheduler:
         self._check_owner()
         accept((RequestArrived(self.now_ns, request),), self.now_ns, self.block_size)
         return self.forecast.potential_loads(request, self.now_ns)
+
+    def replica_facts(self):
+        """All own bookings, for the other replicas: a ReplicaFacts, see PeerSynced. O(live requests).
+
+        Raises RuntimeError where SchedulerConfig.replica is not set.
+        """
+        return self.fleet.exchange.facts(self.next_attempt)
 
     def stats(self):
         """Counters and gauges: a SchedulerStats. O(classes)."""
