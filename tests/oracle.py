@@ -2,9 +2,9 @@
 
 It owns the order of things inside a step: advance time, apply, settle, park; and what becomes of a request. Its parts:
 time in oracle_time, second attempts and the end in oracle_retry, facts of workers in oracle_fleet, classes and limits
-in oracle_limits, who may be used and what it costs in oracle_capacity. Below them: queues in oracle_queue, load in
-oracle_ledger, caches in oracle_index, the numbers of a choice in oracle_cost, refused events in oracle_validate, the
-rest of what it remembers in oracle_state. It imports values only, and `Scheduler` never.
+in oracle_limits, who may be used and what it costs in oracle_capacity, other replicas in oracle_peers. Below them:
+queues in oracle_queue, load in oracle_ledger, caches in oracle_index, the numbers of a choice in oracle_cost, refused
+events in oracle_validate, the rest of what it remembers in oracle_state. It imports values only, and `Scheduler` never.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from oracle_fleet import FleetFacts
 from oracle_index import RankCache
 from oracle_ledger import RankLoad, WyRand, ceil_div, sequence_hashes
 from oracle_limits import Limits
+from oracle_peers import PEER_EVENTS, Peer, Peers
 from oracle_queue import Entry, PolicyQueue, sort_key
 from oracle_retry import Retries
 from oracle_state import ClassStats, Live, Stats, Worker
@@ -46,12 +47,13 @@ from kvcore.events import (
     WorkerStatusChanged,
     WorkerUpserted,
 )
+from kvcore.replica import FactKind
 from kvcore.request import Request
 
 R = RejectReason
 
 
-class Oracle(Time, Retries, FleetFacts, Limits, Decisions):
+class Oracle(Time, Retries, FleetFacts, Peers, Limits, Decisions):
     """Same events, same actions as the core; see DESIGN 3 for the contract of `step`."""
 
     def __init__(self, config: SchedulerConfig | None = None) -> None:
@@ -64,6 +66,7 @@ class Oracle(Time, Retries, FleetFacts, Limits, Decisions):
         self.loads_by_rank: dict[RankName, RankLoad] = {}
         self.index: dict[RankName, RankCache] = {}
         self.live: dict[str, Live] = {}
+        self.peers: dict[str, Peer] = {}
         self.generator = WyRand(self.config.seed)
         self.now_ns = 0
         self.next_seq = 0
@@ -98,7 +101,7 @@ class Oracle(Time, Retries, FleetFacts, Limits, Decisions):
         """What an arrival of this request at the last seen time would be answered."""
         twin = pickle.loads(pickle.dumps(self))
         answers = twin.step(RequestArrived(self.now_ns, request))
-        return next(a for a in answers if a.request_id == request.request_id)
+        return next(a for a in answers if getattr(a, "request_id", None) == request.request_id)
 
     def _check_request(self, request: Request) -> None:
         check_batch((RequestArrived(self.now_ns, request),), self.now_ns, self.config.block_size)
@@ -112,11 +115,16 @@ class Oracle(Time, Retries, FleetFacts, Limits, Decisions):
         stats.workers = len(self.workers)
         stats.ranks = len(self.loads_by_rank)
         stats.index_blocks = sum(len(names) for cache in self.index.values() for names in cache.told.values())
+        stats.peers = len([peer for peer in self.peers.values() if not peer.lost])
+        stats.peer_bookings = sum(len(peer.live) for peer in self.peers.values())
         stats.over_cap_ranks = len([rank for rank in self.loads_by_rank if self._is_over_cap(rank)])
         stats.classes = tuple(self._class_stats(index) for index in range(len(self.profile.classes)))
         return stats
 
     def _apply(self, event) -> None:
+        if isinstance(event, PEER_EVENTS):
+            self._heard(event)
+            return
         match event:
             case RequestArrived():
                 self._arrived(event.request)
@@ -219,6 +227,7 @@ class Oracle(Time, Retries, FleetFacts, Limits, Decisions):
             return
         else:
             load.complete_prefill(live.booking, self.now_ns, self._rate(live.rank))
+            self._publish(FactKind.PREFILL_COMPLETED, live)
         live.accepted, live.progress_ns = True, self.now_ns
 
     def _holder(self, event, *states: str) -> Live | None:
@@ -231,14 +240,15 @@ class Oracle(Time, Retries, FleetFacts, Limits, Decisions):
 
     def _evict(self, live: Live, reason: EvictReason) -> None:
         """The booking is gone; the request stays until the driver answers or a second booking_ttl_ns has passed."""
+        self.actions.append(Evict(live.request.request_id, live.attempt, live.rank[0], reason))
         self._release(live, completed=False)
         live.state, live.progress_ns = "evicted", self.now_ns
         self.counts.evicted += 1
-        self.actions.append(Evict(live.request.request_id, live.attempt, live.rank[0], reason))
 
     def _release(self, live: Live, completed: bool) -> None:
         self.loads_by_rank[live.rank].release(live.booking, self.now_ns, self._rate(live.rank), completed)
         live.booking = None
+        self._publish(FactKind.RELEASED, live, completed=completed)
 
     def _end(self, live: Live, outcome: Outcome) -> None:
         if live.state == "running":
@@ -292,6 +302,7 @@ class Oracle(Time, Retries, FleetFacts, Limits, Decisions):
         self.actions.append(Dispatch(
             request.request_id, live.attempt, *rank, live.class_index, cached, int(found.device), prefill, potential,
             self.now_ns - live.arrival_ns))
+        self._publish_booked(live)
 
     def _waiting(self) -> list[Live]:
         return sorted((x for x in self.live.values() if x.state == "waiting"), key=lambda x: x.seq)

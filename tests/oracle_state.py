@@ -69,6 +69,8 @@ class Stats:
     index_blocks: int = 0
     over_cap_ranks: int = 0
     retried: int = 0
+    peers: int = 0
+    peer_bookings: int = 0
     classes: tuple[ClassStats, ...] = ()
 
 
