@@ -28,6 +28,7 @@ MODULES = {
          "_backlog.pyx", "_inspect.pyx", "_accept.pyx", "scheduler.pyx",
          "_elementary.pyx", "_tournament.pyx", "_active.pyx", "_predicted.pyx", "_marks.pyx", "_standings.pyx",
          "_overlaps.pyx", "_tables.pyx", "_forecast.pyx", "_lifecycle.pyx", "_ledger_audit.pyx",
+         "_policies.pyx", "_endings.pyx", "_admission.pyx", "_dispatch.pyx", "_reload.pyx",
          "_peers.pyx", "_exchange.pyx"],
     ),
     "kvcore.drivers.replay": (

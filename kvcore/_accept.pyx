@@ -8,17 +8,19 @@ Cost: O(1) per event, plus O(length) of its tuples.
 from cpython.float cimport PyFloat_CheckExact
 from cpython.long cimport PyLong_AsUnsignedLong, PyLong_CheckExact
 from libc.math cimport isfinite
+from kvcore._policies cimport Policies
 from kvcore._types cimport NS_END, ceil_div
 from kvcore._workers cimport DP_SIZE_MAX
 from kvcore.config import weights_fault
 from kvcore.errors import InvalidEvent
 from kvcore.events import Outcome, Tier
+from kvcore.policy import PolicyProfile
 from kvcore.replica import FactKind
 from kvcore.events cimport (
-    BlocksCleared, BlocksRemoved, BlocksStored, CapacityHinted, DispatchAccepted, DispatchFailed, Drained, Event,
-    LoadReported, OutputBlockAdded, PeerBooked, PeerLost, PeerPrefillCompleted, PeerReleased, PeerSynced,
-    PrefillCompleted, RequestArrived, RequestCancelled, RequestFinished, TimerFired, WorkerRemoved, WorkerStatusChanged,
-    WorkerUpserted)
+    AdmissionReleased, BlocksCleared, BlocksRemoved, BlocksStored, CapacityHinted, ContextAdvanced, DispatchAccepted,
+    DispatchFailed, Drained, Event, LoadReported, OutputBlockAdded, OverlapRefreshed, PeerBooked, PeerLost,
+    PeerPrefillCompleted, PeerReleased, PeerSynced, PolicyReplaced, PrefillCompleted, RequestArrived, RequestCancelled,
+    RequestFinished, TimerFired, WorkerRemoved, WorkerStatusChanged, WorkerUpserted)
 from kvcore.replica cimport PeerFact
 from kvcore.request cimport Overlap, Rank, Request, WorkerConfig
 
@@ -32,8 +34,13 @@ cdef object BOOKED = FactKind.BOOKED
 cdef object PREFILL_COMPLETED = FactKind.PREFILL_COMPLETED
 
 
-cdef int accept(tuple events, ns_t last_ns, int64_t block_size) except -1:
-    """Check a batch that follows an event at last_ns. Raises InvalidEvent."""
+cdef list accept(tuple events, ns_t last_ns, int64_t block_size, Policies policies):
+    """Check a batch that follows an event at last_ns. Raises InvalidEvent.
+
+    Returns the fresh admission policies of each PolicyReplaced in it: what cannot be built is refused here. None: there
+    is no such event.
+    """
+    cdef list built = None
     cdef Py_ssize_t index = 0
     cdef Event event
     for item in events:
@@ -46,11 +53,14 @@ cdef int accept(tuple events, ns_t last_ns, int64_t block_size) except -1:
             if event.now_ns < last_ns:
                 raise ValueError(f"time went back: now_ns {event.now_ns} after {last_ns}")
             _check(event, block_size)
+            if type(event) is PolicyReplaced:
+                built = [] if built is None else built
+                built.append(policies.build((<PolicyReplaced>event).profile))
         except (ValueError, TypeError, OverflowError) as error:
             raise InvalidEvent(index, str(error)) from None
         last_ns = event.now_ns
         index += 1
-    return 0
+    return built
 
 
 cdef int _check(Event event, int64_t block_size) except -1:
@@ -79,6 +89,16 @@ cdef int _check(Event event, int64_t block_size) except -1:
         _check_incarnation((<BlocksCleared>event).incarnation)
         if (<BlocksCleared>event).tier is not None:
             _check_tier((<BlocksCleared>event).tier)
+    elif kind is ContextAdvanced:
+        _check_run((<ContextAdvanced>event).request_id, (<ContextAdvanced>event).attempt)
+        _check_count("context_tokens", (<ContextAdvanced>event).context_tokens, 0)
+    elif kind is AdmissionReleased:
+        _check_id((<AdmissionReleased>event).request_id)
+    elif kind is OverlapRefreshed:
+        _check_refreshed(<OverlapRefreshed>event)
+    elif kind is PolicyReplaced:
+        if not isinstance((<PolicyReplaced>event).profile, PolicyProfile):
+            raise ValueError(f"profile must be a PolicyProfile, not {(<PolicyReplaced>event).profile!r}")
     elif kind is RequestCancelled:
         _check_id((<RequestCancelled>event).request_id)
     elif kind is WorkerUpserted:
@@ -127,6 +147,8 @@ cdef int _check_request(Request request, int64_t block_size) except -1:
         raise ValueError(f"prompt_tokens must be 1..2^53, not {request.prompt_tokens}")
     if request.policy_class is not None:
         _check_text("policy_class", request.policy_class)
+    if request.session_id is not None:
+        _check_text("session_id", request.session_id)
     if request.deadline_ns is not None:
         if not PyLong_CheckExact(request.deadline_ns) or not 0 <= request.deadline_ns < NS_END:
             raise ValueError(f"deadline_ns must be None or 0..2^62-1, not {request.deadline_ns!r}")
@@ -210,6 +232,13 @@ cdef int _check_tier(object tier) except -1:
     if not isinstance(tier, Tier):
         raise ValueError(f"tier must be a Tier, not {tier!r}")
     return 0
+
+
+cdef int _check_refreshed(OverlapRefreshed event) except -1:
+    _check_id(event.request_id)
+    if event.ticket < 1:
+        raise ValueError(f"ticket must be >= 1, not {event.ticket}")
+    return 0 if event.overlap is None else _check_overlap(event.overlap)
 
 
 cdef int _check_status(WorkerStatusChanged event) except -1:

@@ -9,7 +9,7 @@ from kvcore._requests cimport RequestTable, request_t
 from kvcore._types cimport int64_t, ns_t, slot_t, uint64_t
 from kvcore.actions cimport Reject
 from kvcore.policy cimport ClassTable
-from kvcore.request cimport Request
+from kvcore.request cimport Rank, Request
 
 
 cdef struct stored_t:
@@ -35,14 +35,21 @@ cdef class Backlog:
     cdef int64_t _stored_room
     cdef uint64_t next_seq                 # one counter for all classes (DESIGN D3)
 
+    cdef int adopt(self, profile) except -1
     cdef int classify(self, slot_t slot, Request request) except -1
+    cdef int snapshot(self, slot_t slot, Request request) except -1
+    cdef int arrange(self, slot_t slot, Request request) except -1
     cdef bint knows(self, str policy_class) except -1
     cdef void begin_batch(self) noexcept
     cdef int store(self, slot_t slot) except -1
-    cdef int put_back(self, slot_t slot, Request request) except -1
+    cdef int defer(self, slot_t slot) except -1
+    cdef int put_back(self, slot_t slot) except -1
+    cdef int come_back(self, slot_t slot) except -1
+    cdef int withdraw(self, slot_t slot) except -1
+    cdef int rejoin(self, slot_t slot, bint deferred) except -1
+    cdef int follow_fleet(self) except -1
     cdef void sort_stored(self) noexcept
     cdef int look_again(self, slot_t slot, ns_t idle_until_ns) except -1
-    cdef int remove(self, slot_t slot) except -1
     cdef slot_t still_waiting(self, int64_t i) noexcept
     cdef slot_t next_leftover(self) noexcept
     cdef limit_t limit_hit(self, slot_t slot, int64_t* current, int64_t* bound) noexcept
@@ -52,5 +59,9 @@ cdef class Backlog:
     cdef int recheck(self) except -1
     cdef list faults(self, head_test_t test, void* judge)
 
-    cdef int _enter(self, slot_t slot, uint64_t seq, ns_t look_ns) except -1
+    cdef int _note(self, slot_t slot) except -1
+    cdef int _keep_pin(self, slot_t slot) except -1
+    cdef int _enter(self, slot_t slot) except -1
+    cdef int _set_grace(self, slot_t slot) except -1
+    cdef ns_t _first_look_ns(self, const request_t* row) noexcept
     cdef ns_t _next_look_ns(self, const request_t* row, ns_t last_ns) noexcept

@@ -1,8 +1,8 @@
 """Backlog: from the moment an arrival has been let in until it is popped or taken out.
 
 Owns the counter of arrival order, the queue, and the list of what the present batch has stored (who of it is left
-decides about Parks and about requests that may not wait). It keeps pins of the worker table and deadlines of the
-request table in step with what is stored.
+decides about Parks and about requests that may not wait). It keeps pins of the worker table and timers of the request
+table in step with what is stored, ready to run or held back by an admission policy.
 
 It words the refusal of what may not wait. Never here: whether a limit refuses, what becomes of a popped request.
 """
@@ -11,7 +11,7 @@ from kvcore._drr cimport LIMIT_REQUESTS
 from kvcore._keys cimport fill_key, order_named
 from kvcore._lanes cimport ClassQueue, waiting_t
 from kvcore._load cimport RANK_OPEN
-from kvcore._requests cimport STATE_WAITING, request_t
+from kvcore._requests cimport STATE_DEFERRED, STATE_WAITING, TIMER_GRACE, TIMER_LOOK, request_t
 from kvcore._types cimport NEVER_NS, NO_SLOT, NS_END, ceil_div, int32_t, resize
 from kvcore.actions cimport make_reject
 
@@ -30,38 +30,57 @@ cdef int by_seq(const void* one, const void* other) noexcept nogil:
 cdef class Backlog:
     def __cinit__(self, config not None, RequestTable requests not None, Fleet fleet not None,
                   Placement placement not None):
-        cdef slot_t i
         profile = config.effective_profile()
         self._look_every_ns = config.overload_wait_ns if placement.sits_out else NEVER_NS
         self.queue = PolicyQueue(profile)
-        self._classes = ClassTable(profile)
         self._requests = requests
         self._fleet = fleet
         self._placement = placement
-        resize(<void**>&self._orders, self.queue.count * sizeof(order_t))
-        for i, item in enumerate(profile.classes):
-            self._orders[i] = order_named(item.queue_policy.value)
+        self.adopt(profile)
 
     def __dealloc__(self):
         free(self._orders)
         free(self._stored)
 
+    cdef int adopt(self, profile) except -1:
+        """Requests fall into these classes from now on; the queue is another's business."""
+        cdef slot_t i
+        self._classes = ClassTable(profile)
+        resize(<void**>&self._orders, len(profile.classes) * sizeof(order_t))
+        for i, item in enumerate(profile.classes):
+            self._orders[i] = order_named(item.queue_policy.value)
+        return 0
+
     cdef int classify(self, slot_t slot, Request request) except -1:
-        """Snapshot (DESIGN D1), class (D2) and key (D3) of a request, with the next seq. Stores nothing."""
+        """Snapshot, class and key of an arriving request, with the next seq. Stores nothing."""
+        cdef request_t* row = &self._requests.rows[slot]
+        row.seq = self.next_seq
+        self.snapshot(slot, request)
+        self.arrange(slot, request)
+        row.may_wait = not (request.do_not_queue or self.queue.classes[row.class_index].never_waits)
+        return 0
+
+    cdef int snapshot(self, slot_t slot, Request request) except -1:
+        """What of the prompt is cached where it may run, and so its cost (DESIGN D1)."""
         cdef request_t* row = &self._requests.rows[slot]
         cdef waiting_t* waiting
-        if request.pinned is not None:
+        if request.pinned is not None and not row.keeps_pin:
             row.pin = self._fleet.workers.find_rank(request.pinned.worker_id, request.pinned.dp_rank)
         self.queue.waiting.reserve(slot + 1)
         waiting = &self.queue.waiting.rows[slot]
         waiting.raw = row.prompt
         waiting.cached = self._placement.best_cached(slot, request)
         waiting.cost = max(1, waiting.raw - waiting.cached)
+        return 0
+
+    cdef int arrange(self, slot_t slot, Request request) except -1:
+        """Class (DESIGN D2) and key (D3) that follow from the snapshot; its place in time stays."""
+        cdef request_t* row = &self._requests.rows[slot]
+        cdef waiting_t* waiting = &self.queue.waiting.rows[slot]
         row.class_index = self._classes.lookup(request.policy_class, waiting.raw - waiting.cached)
-        row.may_wait = not (request.do_not_queue or self.queue.classes[row.class_index].never_waits)
         fill_key(&waiting.key, self._orders[row.class_index], request.strict_priority, request.priority_jump,
-                 row.arrival_ns, row.deadline_ns, waiting.cost)
-        waiting.key.seq = self.next_seq
+                 row.arrival_ns, row.deadline_ns, max(1, waiting.raw - waiting.cached))
+        waiting.key.seq = row.seq
         return 0
 
     cdef bint knows(self, str policy_class) except -1:
@@ -76,40 +95,92 @@ cdef class Backlog:
 
     cdef int store(self, slot_t slot) except -1:
         """Let a classified request wait in its class. Takes a seq; limits have been tested."""
-        cdef request_t* row = &self._requests.rows[slot]
-        self.queue.waiting.rows[slot].key.seq = self.next_seq
-        self._enter(slot, self.next_seq, self._next_look_ns(row, row.arrival_ns))
         self.next_seq += 1
+        self._note(slot)
+        return self._enter(slot)
+
+    cdef int defer(self, slot_t slot) except -1:
+        """Hold a classified request back in its class. Takes a seq; limits have been tested."""
+        self.next_seq += 1
+        self._note(slot)
+        self._keep_pin(slot)
+        self._requests.wait(slot, STATE_DEFERRED, self._requests.rows[slot].seq)
+        self.queue.hold(slot, self._requests.rows[slot].class_index)
         return 0
 
-    cdef int put_back(self, slot_t slot, Request request) except -1:
+    cdef int put_back(self, slot_t slot) except -1:
         """Let a request wait again, where it stood: with its key, seq and snapshot, free of charge (DESIGN D11)."""
-        cdef request_t* row = &self._requests.rows[slot]
-        cdef ns_t last_ns = row.arrival_ns
-        cdef ns_t waited_ns = self._fleet.ledger.now_ns - row.arrival_ns
-        row.pin = NO_SLOT
-        if request.pinned is not None:
-            row.pin = self._fleet.workers.find_rank(request.pinned.worker_id, request.pinned.dp_rank)
-        if self._look_every_ns != NEVER_NS:
-            last_ns += waited_ns // self._look_every_ns * self._look_every_ns
         self.queue.waiting.rows[slot].cost = 0
-        self._mixed = True
-        self._asked_anew = self._asked_anew or not row.may_wait
-        return self._enter(slot, self.queue.waiting.rows[slot].key.seq, self._next_look_ns(row, last_ns))
+        return self.come_back(slot)
 
-    cdef int _enter(self, slot_t slot, uint64_t seq, ns_t look_ns) except -1:
-        """Into its class, and into the list of what this batch has stored."""
+    cdef int come_back(self, slot_t slot) except -1:
+        """Let a request that is stored nowhere, and has a seq, wait in its class."""
+        self._note(slot)
+        self._mixed = True
+        self._asked_anew = self._asked_anew or not self._requests.rows[slot].may_wait
+        return self._enter(slot)
+
+    cdef int rejoin(self, slot_t slot, bint deferred) except -1:
+        """Like come_back or defer, but nobody needs to hear of it: the classes have changed, not the request."""
+        if not deferred:
+            return self._enter(slot)
+        self._requests.wait(slot, STATE_DEFERRED, self._requests.rows[slot].seq)
+        self.queue.hold(slot, self._requests.rows[slot].class_index)
+        return 0
+
+    cdef int _enter(self, slot_t slot) except -1:
+        """Into its class, ready to run."""
         cdef request_t* row = &self._requests.rows[slot]
+        self._keep_pin(slot)
+        self._requests.wait(slot, STATE_WAITING, row.seq)
+        self._requests.set_timer(slot, TIMER_LOOK, self._first_look_ns(row))
+        if self._fleet.graced:
+            self._set_grace(slot)
+        return self.queue.push(slot, row.class_index, row.pin)
+
+    cdef int _note(self, slot_t slot) except -1:
+        """Into the list of what this batch has stored."""
         if self.stored == self._stored_room:
             resize(<void**>&self._stored, max(16, 2 * self._stored_room) * sizeof(stored_t))
             self._stored_room = max(16, 2 * self._stored_room)
         self._stored[self.stored].slot = slot
-        self._stored[self.stored].seq = seq
+        self._stored[self.stored].seq = self._requests.rows[slot].seq
         self.stored += 1
-        self._requests.start_waiting(slot, seq, look_ns)
-        if row.pin != NO_SLOT:
-            self._fleet.workers.pin(row.pin)
-        return self.queue.push(slot, row.class_index, row.pin)
+        return 0
+
+    cdef int _keep_pin(self, slot_t slot) except -1:
+        """The row of the rank that a request is pinned to stays what it is until the request ends."""
+        cdef request_t* row = &self._requests.rows[slot]
+        cdef Rank pinned = self._requests.request(slot).pinned
+        if pinned is None or row.keeps_pin:
+            return 0
+        row.pin = self._fleet.expect_rank(pinned.worker_id, pinned.dp_rank)
+        self._fleet.workers.pin(row.pin)
+        row.keeps_pin = True
+        return 0
+
+    cdef int follow_fleet(self) except -1:
+        """Ranks have been lost or found: start and stop the graces of those who wait for them."""
+        cdef slot_t rank, slot
+        cdef slot_t class_index
+        if self._fleet.emptied:
+            for slot in self._requests.in_state(STATE_WAITING):
+                self._set_grace(slot)
+        for rank in self._fleet.turned:
+            for class_index in range(self.queue.count):
+                for slot in self.queue.queue(class_index).items_of(rank):
+                    self._set_grace(slot)
+        self._fleet.emptied = False
+        self._fleet.turned.clear()
+        return 0
+
+    cdef int _set_grace(self, slot_t slot) except -1:
+        """The timer runs while the request waits for what the fleet has lost."""
+        cdef ns_t end_ns = self._fleet.grace_end_ns(
+            self._requests.request(slot).pinned, self._requests.rows[slot].arrival_ns)
+        if end_ns != NEVER_NS and end_ns <= self._fleet.ledger.now_ns:
+            end_ns = NEVER_NS
+        return self._requests.set_timer(slot, TIMER_GRACE, end_ns)
 
     cdef void sort_stored(self) noexcept:
         """What this batch has stored, by seq; what was put back stands where it stood, once."""
@@ -125,6 +196,13 @@ cdef class Backlog:
         self.stored = kept
         self._mixed = False
 
+    cdef ns_t _first_look_ns(self, const request_t* row) noexcept:
+        """When a request that begins to wait is first looked at: a whole number of periods after its arrival."""
+        cdef ns_t last_ns = row.arrival_ns
+        if self._look_every_ns != NEVER_NS:
+            last_ns += (self._fleet.ledger.now_ns - row.arrival_ns) // self._look_every_ns * self._look_every_ns
+        return self._next_look_ns(row, last_ns)
+
     cdef ns_t _next_look_ns(self, const request_t* row, ns_t last_ns) noexcept:
         """When a request is next looked at for overload (DESIGN D7), NEVER_NS if it is not."""
         if self._look_every_ns == NEVER_NS or not row.may_wait or not self._placement.queues(row.class_index):
@@ -134,24 +212,27 @@ cdef class Backlog:
     cdef int look_again(self, slot_t slot, ns_t idle_until_ns) except -1:
         """The look that was due first has been taken; looks before idle_until_ns can be left out."""
         cdef request_t* row = &self._requests.rows[slot]
-        cdef ns_t last_ns = row.look_ns
+        cdef ns_t last_ns = row.due_ns[<int>TIMER_LOOK]
         if idle_until_ns > last_ns + self._look_every_ns:
             last_ns += (ceil_div(idle_until_ns - last_ns, self._look_every_ns) - 1) * self._look_every_ns
-        return self._requests.look_again(slot, self._next_look_ns(row, last_ns))
+        return self._requests.set_timer(slot, TIMER_LOOK, self._next_look_ns(row, last_ns))
 
-    cdef int remove(self, slot_t slot) except -1:
-        """Take a waiting request out of its class; its row stays live."""
-        self.queue.remove(slot)
-        if self._requests.rows[slot].pin != NO_SLOT:
-            self._fleet.workers.unpin(self._requests.rows[slot].pin)
+    cdef int withdraw(self, slot_t slot) except -1:
+        """Take a waiting or deferred request out of its class; its row stays live, in state FREE."""
+        if self._requests.rows[slot].state == STATE_DEFERRED:
+            self.queue.unhold(slot)
+        else:
+            self.queue.remove(slot)
+        self._requests.stop_waiting(slot)
         return 0
 
     cdef slot_t still_waiting(self, int64_t i) noexcept:
-        """The request that this batch stored as its i-th, if it still waits; else NO_SLOT."""
+        """The request that this batch stored as its i-th, if it still waits or is deferred; else NO_SLOT."""
         cdef stored_t* entry = &self._stored[i]
-        if self._requests.rows[entry.slot].state != STATE_WAITING:
+        cdef request_t* row = &self._requests.rows[entry.slot]
+        if row.state != STATE_WAITING and row.state != STATE_DEFERRED:
             return NO_SLOT
-        return entry.slot if self.queue.waiting.rows[entry.slot].key.seq == entry.seq else NO_SLOT
+        return entry.slot if row.seq == entry.seq else NO_SLOT
 
     cdef slot_t next_leftover(self) noexcept:
         """The next request of this batch, by seq, that still waits and may not; or NO_SLOT. O(batch) in all."""
@@ -206,7 +287,7 @@ cdef class Backlog:
         for class_index in range(self.queue.count if self.queue.size else 0):
             queue = self.queue.queue(class_index)
             pair = self._placement.pair_of[class_index]
-            if queue.size == 0 or not self._placement.queues(class_index):
+            if queue.size == 0 or not (self._placement.queues(class_index) or self._fleet.graced):
                 continue
             if self._fleet.recheck_all:
                 queue.recheck_all()

@@ -45,11 +45,16 @@ cdef class PolicyQueue:
     cdef visit_t visit             # of the class under the cursor
     cdef bint _reference           # arbitration mode (DESIGN D5)
     cdef slot_t* _heads            # by class: candidate found in this call, or NO_SLOT
-    cdef readonly int32_t size     # waiting requests in all classes
+    cdef readonly int32_t size     # requests that are ready, in all classes
+    cdef readonly int32_t held     # deferred ones
     cdef readonly int64_t visits   # classes looked at since the queue was made
 
     cdef ClassQueue queue(self, slot_t class_index)
+    cdef int adopt(self, object before, object profile) except -1
     cdef int push(self, slot_t item, slot_t class_index, slot_t rank) except -1
+    cdef void hold(self, slot_t item, slot_t class_index) noexcept
+    cdef void unhold(self, slot_t item) noexcept
+    cdef void settle_emptied(self) noexcept
     cdef void remove(self, slot_t item) noexcept
     cdef slot_t pop(self, head_test_t test, void* judge) noexcept
     cdef void charge(self, slot_t class_index, ns_t now_ns, int64_t cost) noexcept

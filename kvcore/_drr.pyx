@@ -13,6 +13,7 @@ S_j/q_j| <= 1 + max_i/q_i + max_j/q_j.
 Cost of one pop: at most 2C + 1 class visits, whatever the costs, plus the heaps' O(log n).
 """
 from libc.stdlib cimport calloc, free, malloc
+from libc.string cimport memcpy
 from kvcore._types cimport NO_SLOT, saturated
 
 cdef int64_t RETRY_MIN_NS = 1_000_000                  # DESIGN D18: 1 ms to 1 h
@@ -47,6 +48,52 @@ cdef class PolicyQueue:
         free(self.classes)
         free(self._heads)
 
+    cdef int adopt(self, object before, object profile) except -1:
+        """Another ring in the place of the one that `before` describes, while nothing is stored (DESIGN D16).
+
+        Classes match by name: they keep their deficit, in proportion to the quantum, their window and their counters.
+        """
+        cdef PolicyQueue ring = PolicyQueue(profile)
+        cdef slot_t i, old
+        cdef class_t* row
+        places = {item.name: i for i, item in enumerate(profile.classes)}
+        for old, item in enumerate(before.classes):
+            if item.name in places:
+                i = places[item.name]
+                row = &ring.classes[i]
+                row.deficit = <int64_t>(<i128>self.classes[old].deficit * row.quantum // self.classes[old].quantum)
+                row.dispatched = self.classes[old].dispatched
+                row.charged = self.classes[old].charged
+                row.dispatched_cost = self.classes[old].dispatched_cost
+                memcpy(row.times, self.classes[old].times, sizeof(row.times))
+                memcpy(row.costs, self.classes[old].costs, sizeof(row.costs))
+                row.window_cost = self.classes[old].window_cost
+        for i in range(self.count):
+            old = (self.cursor + i) % self.count
+            if before.classes[old].name in places:
+                ring.cursor = places[before.classes[old].name]
+                ring.visit = self.visit if i == 0 else VISIT_NONE
+                break
+        self.classes, ring.classes = ring.classes, self.classes
+        self._heads, ring._heads = ring._heads, self._heads
+        self._queues = ring._queues
+        for i in range(ring.count):
+            (<ClassQueue>self._queues[i]).table = self.waiting
+        self.count = ring.count
+        self.cursor = ring.cursor
+        self.visit = ring.visit
+        self._reference = ring._reference
+        return 0
+
+    cdef void settle_emptied(self) noexcept:
+        """After a change of classes: those without a ready request bank no credit."""
+        cdef slot_t i
+        for i in range(self.count):
+            if (<ClassQueue>self._queues[i]).size == 0:
+                self.classes[i].deficit = 0
+        if self.visit != VISIT_NONE and (<ClassQueue>self._queues[self.cursor]).size == 0:
+            self._close_visit()
+
     cdef ClassQueue queue(self, slot_t class_index):
         return <ClassQueue>self._queues[class_index]
 
@@ -55,6 +102,16 @@ cdef class PolicyQueue:
         (<ClassQueue>self._queues[class_index]).push(item, rank)
         self.size += 1
         return 0
+
+    cdef void hold(self, slot_t item, slot_t class_index) noexcept:
+        """Count a deferred request, whose waiting row is filled, in its class."""
+        (<ClassQueue>self._queues[class_index]).hold(item)
+        self.held += 1
+
+    cdef void unhold(self, slot_t item) noexcept:
+        """A deferred request leaves its class."""
+        (<ClassQueue>self._queues[self.waiting.rows[item].class_index]).unhold(item)
+        self.held -= 1
 
     cdef void remove(self, slot_t item) noexcept:
         """Take a stored request out without charging it."""
@@ -212,9 +269,7 @@ cdef class PolicyQueue:
     cdef int64_t usage(self, slot_t class_index, limit_t kind) noexcept:
         """What waits in a class, in the unit of a limit; saturating."""
         cdef ClassQueue queue = <ClassQueue>self._queues[class_index]
-        if kind == LIMIT_REQUESTS:
-            return queue.size
-        return saturated(queue.raw if kind == LIMIT_RAW_TOKENS else queue.cached)
+        return saturated(_used(queue, kind))
 
     cdef limit_t limit_hit(self, slot_t class_index, int64_t workers, int64_t* current, int64_t* bound) noexcept:
         """The first limit that usage has reached, with usage and bound; LIMIT_NONE if there is room (DESIGN D6)."""
@@ -225,7 +280,7 @@ cdef class PolicyQueue:
         for kind in range(LIMIT_KINDS):
             if self.classes[class_index].limits[kind] != LIMIT_NONE:
                 limit = <i128>self.classes[class_index].limits[kind] * max(1, workers)
-                used = queue.size if kind == 0 else queue.raw if kind == 1 else queue.cached
+                used = _used(queue, <limit_t>kind)
                 if used >= limit:
                     current[0] = saturated(used)
                     bound[0] = saturated(limit)
@@ -244,8 +299,15 @@ cdef class PolicyQueue:
         if span == 0:
             return -1
         served = row.window_cost - row.costs[first % WINDOW]
-        excess = (<i128>saturated(queue.cost) * (current - <i128>bound + 1) + current - 1) // current
+        excess = (<i128>saturated(queue.cost + queue.held_cost) * (current - <i128>bound + 1) + current - 1) // current
         if excess > (<i128>RETRY_MAX_NS * served) // span:
             return RETRY_MAX_NS
         value = (excess * span + served - 1) // served
         return <int64_t>max(RETRY_MIN_NS, min(RETRY_MAX_NS, value))
+
+
+cdef i128 _used(ClassQueue queue, limit_t kind) noexcept:
+    """What waits in a class, deferred requests included, in the unit of a limit."""
+    if kind == LIMIT_REQUESTS:
+        return queue.size + queue.held
+    return queue.raw + queue.held_raw if kind == LIMIT_RAW_TOKENS else queue.cached + queue.held_cached

@@ -9,7 +9,7 @@ from kvcore._prefix cimport PrefixIndex
 from kvcore._requests cimport RequestTable
 from kvcore._types cimport int32_t, int64_t, ns_t, slot_t, uint32_t, uint64_t
 from kvcore._workers cimport WorkerTable
-from kvcore.request cimport WorkerConfig
+from kvcore.request cimport Rank, WorkerConfig
 
 
 cdef enum:
@@ -39,7 +39,16 @@ cdef class Fleet:
     cdef int32_t changes
     cdef bint recheck_all                  # too many of them, or the fleet itself has changed
     cdef readonly int64_t version          # counts changes of membership, caps and states
+    cdef ns_t _pin_grace_ns                # 0: none
+    cdef ns_t _empty_wait_ns               # 0: none
+    cdef readonly bint graced              # somebody may wait for what is lost
+    cdef ns_t empty_ns                     # since when there is no rank; NEVER_NS: there are some
+    cdef list turned                       # ranks lost or found since somebody looked; only where graced
+    cdef bint emptied                      # the fleet has lost its last rank or found its first, likewise
 
+    cdef int adopt(self, list thresholds, bint strict) except -1
+    cdef slot_t expect_rank(self, uint64_t worker_id, uint32_t dp_rank) except -1
+    cdef ns_t grace_end_ns(self, Rank pinned, ns_t arrival_ns) except -1
     cdef bint store_blocks(
         self, uint64_t worker_id, uint32_t dp_rank, int64_t incarnation, int tier, tuple hashes) except -1
     cdef bint remove_blocks(
@@ -67,11 +76,13 @@ cdef class Fleet:
     cdef int hint(self, tuple ranks) except -1
     cdef int complete_prefill(self, slot_t slot) except -1
     cdef int release(self, slot_t slot, bint completed) except -1
-    cdef int note_relieved(self) except -1
+    cdef int64_t heard(self, object event) except -1
     cdef void forget_changes(self) noexcept
 
     cdef PrefixIndex _tier(self, int tier)
     cdef int _restate(self, slot_t worker) except -1
     cdef int _reserve_ranks(self, slot_t ranks) except -1
     cdef void _open_rank(self, slot_t rank) noexcept
+    cdef int _lose(self, slot_t rank) except -1
+    cdef int _find(self, slot_t rank) except -1
     cdef void _end_report(self, slot_t rank) noexcept

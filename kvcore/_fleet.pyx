@@ -12,7 +12,7 @@ that of its worker's marks.
 """
 from libc.stdlib cimport free
 from kvcore._heap cimport heap_free, heap_init, heap_push, heap_remove, heap_reserve, key_t
-from kvcore._load cimport INT64_TOP, rank_state_t
+from kvcore._load cimport INT64_TOP, RANK_GONE, rank_state_t
 from kvcore._types cimport NEVER_NS, NO_SLOT, NS_END, mix64, resize
 from kvcore._workers cimport BATCHED_TOKENS_DEFAULT, worker_t
 from kvcore.request cimport Rank
@@ -39,10 +39,63 @@ cdef class Fleet:
             self.predicted = PredictedBlocks(ttl_ns)
         self._report_ttl_ns = NEVER_NS if config.reported_load_ttl_ns is None else config.reported_load_ttl_ns
         heap_init(&self._report_ends)
+        self._pin_grace_ns = config.pin_grace_ns
+        self._empty_wait_ns = config.empty_fleet_wait_ns
+        self.graced = config.pin_grace_ns > 0 or config.empty_fleet_wait_ns > 0
+        self.turned = []
 
     def __dealloc__(self):
         heap_free(&self._report_ends)
         free(self._report_pos)
+
+    cdef int adopt(self, list thresholds, bint strict) except -1:
+        """Other busy thresholds and another meaning of capacity from now on (DESIGN D16)."""
+        self.strict = strict
+        self.recheck_all = True
+        return self.ledger.replace_thresholds(thresholds, self.workers.order, self.workers.present)
+
+    # What is lost and may come back.
+
+    cdef slot_t expect_rank(self, uint64_t worker_id, uint32_t dp_rank) except -1:
+        """Slot of a rank, present or not, that somebody is about to wait for; the caller pins it."""
+        self._reserve_ranks(self.workers.ranks_size + 1)
+        return self.workers.find_or_expect_rank(worker_id, dp_rank)
+
+    cdef ns_t grace_end_ns(self, Rank pinned, ns_t arrival_ns) except -1:
+        """Until when a request waits for what the fleet has lost (DESIGN D14).
+
+        NEVER_NS: it has lost nothing that this request waits for. NS_END: for ever.
+        """
+        cdef ns_t end_ns = -1
+        cdef ns_t lost_ns = 0
+        cdef slot_t rank
+        if not self.graced:
+            return NEVER_NS
+        if self.workers.present == 0 and self._empty_wait_ns:
+            end_ns = max(arrival_ns, self.empty_ns) + self._empty_wait_ns
+        if pinned is not None and self._pin_grace_ns:
+            rank = self.workers.find_any_rank(pinned.worker_id, pinned.dp_rank)
+            if rank != NO_SLOT:
+                lost_ns = self.workers.ranks[rank].lost_ns
+            if lost_ns != NEVER_NS:
+                end_ns = max(end_ns, max(arrival_ns, lost_ns) + self._pin_grace_ns)
+        return NEVER_NS if end_ns < 0 else min(end_ns, NS_END)
+
+    cdef int _lose(self, slot_t rank) except -1:
+        """A rank cannot be used from now on, nor could perhaps before."""
+        if self.workers.ranks[rank].lost_ns == NEVER_NS:
+            self.workers.ranks[rank].lost_ns = self.ledger.now_ns
+            if self.graced:
+                self.turned.append(rank)
+        return 0
+
+    cdef int _find(self, slot_t rank) except -1:
+        """A rank can be used."""
+        if self.workers.ranks[rank].lost_ns != NEVER_NS:
+            self.workers.ranks[rank].lost_ns = NEVER_NS
+            if self.graced:
+                self.turned.append(rank)
+        return 0
 
     # What engines and others say.
 
@@ -108,8 +161,13 @@ cdef class Fleet:
         """Carry what is said of a worker over to its ranks."""
         cdef worker_t* row = &self.workers.workers[worker]
         cdef uint32_t i
+        cdef rank_state_t state = <rank_state_t>self.marks.state(worker)
         for i in range(row.dp_size):
-            self.ledger.set_state(row.ranks[i], <rank_state_t>self.marks.state(worker))
+            self.ledger.set_state(row.ranks[i], state)
+            if state == RANK_GONE:
+                self._lose(row.ranks[i])
+            else:
+                self._find(row.ranks[i])
         self.version += 1
         self.recheck_all = True
         return 0
@@ -239,12 +297,14 @@ cdef class Fleet:
                 self._open_rank(self.workers.add_rank(worker, config.dp_start + i))
         self.workers.set_range(worker, config.dp_start, config.dp_size)
         row = &self.workers.workers[worker]
-        row.max_batched_tokens = cap
         self.workers.set_taints(worker, config.taints)
         for i in range(row.dp_size):
             self.ledger.configure_rank(
                 row.ranks[i], cap, _bound(config.total_kv_blocks), _bound(config.max_requests),
                 0 if config.prefill_tokens_per_s is None else config.prefill_tokens_per_s, row.taints)
+        if self.empty_ns != NEVER_NS:
+            self.empty_ns = NEVER_NS
+            self.emptied = True
         return self._restate(worker)
 
     cdef int remove(self, uint64_t worker_id) except -1:
@@ -267,7 +327,11 @@ cdef class Fleet:
             self._end_report(rank)
             self.exchange.drop_rank(rank)
             self.ledger.remove_rank(rank)
+            self._lose(rank)
             self.workers.remove_rank(rank)
+        if self.workers.present == 0 and self.empty_ns == NEVER_NS:
+            self.empty_ns = self.ledger.now_ns
+            self.emptied = True
         self.recheck_all = True
         self.version += 1
         return 0
@@ -300,12 +364,13 @@ cdef class Fleet:
             self.note(rank)
         return 0
 
-    cdef int note_relieved(self) except -1:
-        """Peers have made room."""
+    cdef int64_t heard(self, object event) except -1:
+        """Another replica has told something. Returns how many of its facts are stale."""
+        cdef int64_t stale = self.exchange.apply(event)
         cdef slot_t rank
         for rank in self.exchange.relieved:
             self.note(rank)
-        return 0
+        return stale
 
     cdef int hint(self, tuple ranks) except -1:
         """Somebody has seen room on these ranks; None: anywhere. An unknown rank may be any (DESIGN D15)."""

@@ -1,5 +1,6 @@
 # What would happen to a request if it arrived now.
 cimport cython
+from kvcore._admission cimport Admission
 from kvcore._backlog cimport Backlog
 from kvcore._placement cimport Placement
 from kvcore._requests cimport RequestTable
@@ -13,10 +14,12 @@ cdef class Forecast:
     cdef RequestTable _requests
     cdef Backlog _backlog
     cdef Placement _placement
+    cdef Admission _admission
     cdef Tables _tables
     cdef int64_t _block_size
 
     cdef object answer(self, Request request, ns_t now_ns, uint64_t generator, int64_t attempt)
     cdef object potential_loads(self, Request request, ns_t now_ns)
 
+    cdef bint _runs(self, slot_t slot, Request request) except -1
     cdef object _answer(self, slot_t slot, Request request, uint64_t generator, int64_t attempt)

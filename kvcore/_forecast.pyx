@@ -11,15 +11,17 @@ from kvcore._requests cimport request_t
 from kvcore._types cimport NO_SLOT
 from kvcore.actions cimport Dispatch, make_park
 
-from kvcore.actions import ParkReason
+from kvcore.actions import ParkReason, RejectReason
+from kvcore.admission import Defer, Ready, Refuse
 
 
 cdef class Forecast:
     def __cinit__(self, RequestTable requests not None, Backlog backlog not None, Placement placement not None,
-                  Tables tables not None, int64_t block_size):
+                  Admission admission not None, Tables tables not None, int64_t block_size):
         self._requests = requests
         self._backlog = backlog
         self._placement = placement
+        self._admission = admission
         self._tables = tables
         self._block_size = block_size
 
@@ -37,30 +39,45 @@ cdef class Forecast:
         cdef int64_t bound = 0
         cdef limit_t kind = LIMIT_NONE
         cdef slot_t rank = NO_SLOT
-        cdef ClassQueue queue
-        cdef bint runs
         self._backlog.classify(slot, request)
         row = &self._requests.rows[slot]
+        decision = self._admission.rehearse(slot)
+        deferred = isinstance(decision, Defer)
+        if isinstance(decision, Refuse):
+            return self._backlog.refused(slot, request.request_id, RejectReason.ADMISSION_REFUSED)
+        if isinstance(decision, Ready) and self._admission.pin(slot, decision.placement):
+            request = self._requests.request(slot)
+            reason = self._placement.refusal(request, row.arrival_ns)
+            if reason is not None:
+                return self._backlog.refused(slot, request.request_id, reason)
+            self._backlog.classify(slot, request)
         if row.may_wait:
             kind = self._backlog.limit_hit(slot, &current, &bound)
             if kind != LIMIT_NONE:
                 return self._backlog.queue_full(slot, request.request_id, kind, current, bound)
-        # Between steps nothing that waits may run: the newcomer runs iff its class, with it, would serve it next.
-        queue = self._backlog.queue.queue(row.class_index)
-        queue.push(slot, row.pin)
-        runs = queue.candidate(runs_now, <void*>self._placement) == slot
-        queue.remove(slot)
-        if self._placement.failure is not None:
-            raise self._placement.failure
-        if runs:
+        if not deferred and self._runs(slot, request):
             answer = self._placement.decide(slot, request, &generator, &rank)
             if rank == NO_SLOT:
                 return self._backlog.refused(slot, request.request_id, answer)
             (<Dispatch>answer).attempt = attempt
             return answer
         if row.may_wait:
-            return make_park(request.request_id, row.class_index, ParkReason.QUEUED)
+            return make_park(
+                request.request_id, row.class_index, ParkReason.DEFERRED if deferred else ParkReason.QUEUED)
         return self._backlog.would_queue(slot, request.request_id)
+
+    cdef bint _runs(self, slot_t slot, Request request) except -1:
+        """Whether it would run. Between steps nothing that waits may: iff its class, with it, would serve it next."""
+        cdef ClassQueue queue = self._backlog.queue.queue(self._requests.rows[slot].class_index)
+        cdef bint runs
+        if self._placement.in_grace(request, self._requests.rows[slot].arrival_ns):
+            return False
+        queue.push(slot, self._requests.rows[slot].pin)
+        runs = queue.candidate(runs_now, <void*>self._placement) == slot
+        queue.remove(slot)
+        if self._placement.failure is not None:
+            raise self._placement.failure
+        return runs
 
     cdef object potential_loads(self, Request request, ns_t now_ns):
         """What every rank would look like with it: see Tables."""

@@ -22,6 +22,7 @@ cdef class Inspector:
     cdef int64_t stale
     cdef int64_t unknown_names
 
+    cdef int adopt(self, object before, object profile) except -1
     cdef int count_reject(self, object reason, slot_t class_index) except -1
     cdef object stats(self)
     cdef str digest(self, tuple scalars)
@@ -30,6 +31,7 @@ cdef class Inspector:
     cdef int64_t _running(self)
     cdef int64_t _over_caps(self)
     cdef list _fifo(self, slot_t rank)
+    cdef tuple _pin_state(self, slot_t slot)
     cdef list _weights(self, slot_t slot)
     cdef tuple _request_state(self, slot_t slot)
     cdef list _class_state(self)

@@ -14,7 +14,8 @@ from kvcore._lanes cimport ClassQueue, waiting_t
 from kvcore._ledger cimport Ledger
 from kvcore._ledger_audit cimport ledger_faults
 from kvcore._load cimport booking_t, load_t, weight_of
-from kvcore._requests cimport STATE_RUNNING, STATE_WAITING, request_t
+from kvcore._requests cimport (
+    STATE_DEFERRED, STATE_RUNNING, STATE_WAITING, TIMERS, request_t)
 from kvcore._types cimport NO_SLOT, int32_t, saturated
 from kvcore._workers cimport rank_t, worker_t
 from kvcore.request cimport Overlap, Rank, Request, SelectionWeights
@@ -33,6 +34,13 @@ cdef class Inspector:
         self._fleet = fleet
         self._rejected = {}
         self._class_rejected = [0] * queue.count
+
+    cdef int adopt(self, object before, object profile) except -1:
+        """Other classes from now on; those of the same name keep their counters."""
+        rejected = {item.name: count for item, count in zip(before.classes, self._class_rejected, strict=True)}
+        self._class_rejected = [rejected.get(item.name, 0) for item in profile.classes]
+        self._profile = profile
+        return 0
 
     cdef int count_reject(self, object reason, slot_t class_index) except -1:
         self._rejected[reason] = self._rejected.get(reason, 0) + 1
@@ -54,18 +62,19 @@ cdef class Inspector:
             classes.append(ClassStats(
                 self._profile.classes[i].name, self._queue.usage(i, LIMIT_REQUESTS),
                 self._queue.usage(i, LIMIT_RAW_TOKENS), self._queue.usage(i, LIMIT_CACHED_TOKENS),
-                saturated(queue.cost), row.deficit, row.dispatched, saturated(row.dispatched_cost),
+                saturated(queue.cost + queue.held_cost), row.deficit, row.dispatched, saturated(row.dispatched_cost),
                 self._class_rejected[i]))
         return SchedulerStats(
             arrived=self.arrived, dispatched=dispatched,
             rejected={reason.name: self._rejected[reason] for reason in sorted(self._rejected)},
             completed=self.completed, aborted=self.aborted, evicted=self.evicted, stale_events=self.stale,
-            unknown_class_names=self.unknown_names, live_requests=live, waiting_requests=self._queue.size,
+            unknown_class_names=self.unknown_names, live_requests=live,
+            waiting_requests=self._queue.size + self._queue.held,
             running_requests=self._running(), workers=self._fleet.workers.count(), ranks=self._fleet.workers.present,
             index_blocks=self._fleet.device.pairs + self._fleet.host.pairs + self._fleet.disk.pairs,
-            retried=self.retried, over_cap_ranks=self._over_caps(), deferred_requests=0, refreshing_requests=0,
-            peers=self._fleet.exchange.board.count(), peer_bookings=self._fleet.exchange.board.bookings(),
-            classes=tuple(classes))
+            retried=self.retried, over_cap_ranks=self._over_caps(), deferred_requests=self._queue.held,
+            refreshing_requests=self._requests.refreshing, peers=self._fleet.exchange.board.count(),
+            peer_bookings=self._fleet.exchange.board.bookings(), classes=tuple(classes))
 
     cdef int64_t _over_caps(self):
         """Ranks whose bookings exceed their caps: growth beyond reserves, or caps that were lowered (DESIGN D8)."""
@@ -89,7 +98,8 @@ cdef class Inspector:
         hasher.update(repr((
             scalars, self._queue.cursor, <int>self._queue.visit, self._fleet.device.mixed, self._fleet.host.mixed,
             self._fleet.disk.mixed, 0 if self._fleet.predicted is None else self._fleet.predicted.mixed,
-            self._fleet.ledger.active.index.mixed, self._class_state(), self._rank_state())).encode())
+            self._fleet.ledger.active.index.mixed, self._fleet.empty_ns, self._class_state(),
+            self._rank_state())).encode())
         for request_id in sorted(self._requests.ids.live()):
             hasher.update(repr((request_id, self._request_state(self._requests.find(request_id)))).encode())
         for row in (*self._fleet.exchange.board.dump(), *self._fleet.exchange.dump()):
@@ -107,12 +117,10 @@ cdef class Inspector:
                   row.attempts, [row.path[i] for i in range(row.path_length)],
                   [row.sequence[i] for i in range(row.sequence_length)],
                   _wishes(self._requests.request(slot)), row.track_prefill, row.outside, row.reserve, waiting.key.tier,
-                  waiting.key.first, waiting.key.second, waiting.key.seq, waiting.cached, waiting.cost)
-        if row.state == STATE_WAITING:
-            pin = None
-            if row.pin != NO_SLOT:
-                pin = (self._fleet.workers.ranks[row.pin].worker_id, self._fleet.workers.ranks[row.pin].dp_rank)
-            return (common, pin, row.look_ns)
+                  waiting.key.first, waiting.key.second, row.seq, waiting.cached, waiting.cost, row.policy, row.heard,
+                  row.context, row.known_ns, self._pin_state(slot))
+        if row.state < STATE_RUNNING:
+            return (common, [row.due_ns[i] for i in range(TIMERS)], row.ticket)
         if row.state != STATE_RUNNING:
             return (common, row.progress_ns)
         booking = &self._fleet.ledger.bookings[slot]
@@ -120,6 +128,14 @@ cdef class Inspector:
         return (common, row.progress_ns, row.accepted, rank.worker_id, rank.dp_rank, booking.prefilling,
                 booking.prefill, booking.outputs, booking.outputs_decayed, booking.decayed_weight,
                 booking.private_blocks, booking.reserve_blocks, self._weights(slot))
+
+    cdef tuple _pin_state(self, slot_t slot):
+        """The rank that a request is pinned to, and since when it is lost."""
+        cdef rank_t* rank
+        if self._requests.rows[slot].pin == NO_SLOT:
+            return ()
+        rank = &self._fleet.workers.ranks[self._requests.rows[slot].pin]
+        return (rank.worker_id, rank.dp_rank, rank.lost_ns)
 
     cdef list _weights(self, slot_t slot):
         """Weights of a booking's prompt blocks on its rank: sticky, so part of the state."""
@@ -153,7 +169,7 @@ cdef class Inspector:
             worker = &self._fleet.workers.workers[self._fleet.workers.ranks[rank].worker]
             ranks.append((
                 worker.worker_id, self._fleet.workers.ranks[rank].dp_rank, worker.incarnation,
-                worker.max_batched_tokens, load.max_blocks, load.max_requests, load.prefill_rate,
+                load.max_batched_tokens, load.max_blocks, load.max_requests, load.prefill_rate,
                 sorted(self._fleet.workers.taints.taints_of(worker.taints)), saturated(load.prefill), load.weight,
                 load.requests, saturated(load.held), self._fleet.marks.marks_of(self._fleet.workers.ranks[rank].worker),
                 load.anchor_ns, self._fifo(rank), self._fleet.report_end_ns(rank), load.reported_sequence,
@@ -211,14 +227,15 @@ cdef class Inspector:
         sums = [[0, 0, 0, 0] for _ in range(self._queue.count)]
         for request_id in self._requests.ids.live():
             slot = self._requests.find(request_id)
-            if self._requests.rows[slot].state == STATE_WAITING:
+            if self._requests.rows[slot].state in (STATE_WAITING, STATE_DEFERRED):
                 waiting = &self._queue.waiting.rows[slot]
                 total = sums[waiting.class_index]
                 for at, value in enumerate((1, waiting.raw, waiting.cached, waiting.cost)):
                     total[at] += value
         for i in range(self._queue.count):
             queue = self._queue.queue(i)
-            held = [queue.size, saturated(queue.raw), saturated(queue.cached), saturated(queue.cost)]
+            held = [queue.size + queue.held, saturated(queue.raw + queue.held_raw),
+                    saturated(queue.cached + queue.held_cached), saturated(queue.cost + queue.held_cost)]
             if held != [min(total, INT64_TOP) for total in sums[i]]:
                 faults.append(f"class {i}: counters {held} are not the sums {sums[i]} of what waits")
             if queue.size == 0 and self._queue.classes[i].deficit != 0:

@@ -66,9 +66,16 @@ cdef class ClassQueue:
     cdef i128 raw                  # sums over waiting requests
     cdef i128 cached
     cdef i128 cost
+    cdef readonly int32_t held     # deferred requests: counted here, in no lane
+    cdef i128 held_raw
+    cdef i128 held_cached
+    cdef i128 held_cost
     cdef readonly int64_t tests    # verdicts asked for since the queue was made
 
     cdef int push(self, slot_t item, slot_t rank) except -1
+    cdef void hold(self, slot_t item) noexcept
+    cdef void unhold(self, slot_t item) noexcept
+    cdef list items_of(self, slot_t rank)
     cdef void take(self, slot_t item) noexcept
     cdef void remove(self, slot_t item) noexcept
     cdef slot_t candidate(self, head_test_t test, void* judge) noexcept

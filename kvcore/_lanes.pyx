@@ -89,6 +89,32 @@ cdef class ClassQueue:
             self._index(lane)
         return 0
 
+    cdef void hold(self, slot_t item) noexcept:
+        """Count a request whose row is filled, and that must not run yet."""
+        cdef waiting_t* row = &self.table.rows[item]
+        row.class_index = self.class_index
+        self.held += 1
+        self.held_raw += row.raw
+        self.held_cached += row.cached
+        self.held_cost += row.cost
+
+    cdef void unhold(self, slot_t item) noexcept:
+        """Count it no longer."""
+        cdef waiting_t* row = &self.table.rows[item]
+        self.held -= 1
+        self.held_raw -= row.raw
+        self.held_cached -= row.cached
+        self.held_cost -= row.cost
+
+    cdef list items_of(self, slot_t rank):
+        """Who waits for exactly this rank, in no particular order. O(them)."""
+        cdef int32_t i
+        cdef lane_t* row
+        if rank >= self._lane_of_size or self._lane_of[rank] == NO_SLOT:
+            return []
+        row = &self._lanes[self._lane_of[rank]]
+        return [row.heap.nodes[i].item for i in range(row.heap.size)]
+
     cdef void take(self, slot_t item) noexcept:
         """Take out the candidate, to be served: whoever is older has been overtaken."""
         if self._overtaking is not None:

@@ -39,6 +39,7 @@ cdef class Ledger:
     cdef int configure_rank(
         self, slot_t rank, int64_t max_batched_tokens, int64_t max_blocks, int64_t max_requests,
         int64_t prefill_rate, slot_t taints) except -1
+    cdef int replace_thresholds(self, list thresholds, const slot_t* ranks, slot_t count) except -1
     cdef void set_state(self, slot_t rank, rank_state_t state) noexcept
     cdef void remove_rank(self, slot_t rank) noexcept
 
@@ -60,6 +61,8 @@ cdef class Ledger:
     cdef void advance(self, ns_t now_ns) noexcept
     cdef void clear_dirty(self) noexcept nogil
 
+    cdef int _set_thresholds(self, list thresholds) except -1
+    cdef void _rate(self, slot_t rank) noexcept
     cdef void _count(self, slot_t rank, int32_t by, ns_t now_ns) noexcept nogil
     cdef void _stand(self, slot_t rank, int32_t by) noexcept nogil
     cdef void _changed(self, slot_t rank) noexcept nogil

@@ -34,19 +34,10 @@ from kvcore._types cimport FRACTION_ONE, NEVER_NS, NO_SLOT, i128, resize
 cdef class Ledger:
     def __cinit__(self, list thresholds not None, bint decays=False):
         """thresholds: distinct (absolute or None, fraction or None) pairs, at least one of the two set in each."""
-        cdef slot_t pair
         heap_init(&self._crossings)
         self.decays = decays
         self.active = ActiveBlocks()
-        resize(<void**>&self.free, max(1, len(thresholds)) * sizeof(int32_t))
-        resize(<void**>&self._absolute, max(1, len(thresholds)) * sizeof(int64_t))
-        resize(<void**>&self._fraction, max(1, len(thresholds)) * sizeof(double))
-        for absolute, fraction in thresholds:
-            pair = self.pairs
-            self.free[pair] = 0
-            self._absolute[pair] = INT64_TOP if absolute is None else absolute
-            self._fraction[pair] = INFINITY if fraction is None else fraction
-            self.pairs += 1
+        self._set_thresholds(thresholds)
 
     def __dealloc__(self):
         free(self.loads)
@@ -61,6 +52,35 @@ cdef class Ledger:
         free(self.crossed)
         free(self._crossing_pos)
         heap_free(&self._crossings)
+
+    cdef int _set_thresholds(self, list thresholds) except -1:
+        cdef slot_t i
+        resize(<void**>&self.free, max(1, len(thresholds)) * sizeof(int32_t))
+        resize(<void**>&self._absolute, max(1, len(thresholds)) * sizeof(int64_t))
+        resize(<void**>&self._fraction, max(1, len(thresholds)) * sizeof(double))
+        resize(<void**>&self._calm, max(1, self._ranks * len(thresholds)) * sizeof(int64_t))
+        resize(<void**>&self.free_of, max(1, self._sets * len(thresholds)) * sizeof(int32_t))
+        self.pairs = 0
+        for absolute, fraction in thresholds:
+            self.free[self.pairs] = 0
+            self._absolute[self.pairs] = INT64_TOP if absolute is None else absolute
+            self._fraction[self.pairs] = INFINITY if fraction is None else fraction
+            self.pairs += 1
+        for i in range(self._sets * self.pairs):
+            self.free_of[i] = 0
+        return 0
+
+    cdef int replace_thresholds(self, list thresholds, const slot_t* ranks, slot_t count) except -1:
+        """Judge the present ranks by other pairs of thresholds from now on. O(ranks * pairs)."""
+        cdef slot_t i
+        for i in range(count):
+            self._stand(ranks[i], -1)
+        self._set_thresholds(thresholds)
+        for i in range(count):
+            self._rate(ranks[i])
+            self._stand(ranks[i], 1)
+            self._settle(ranks[i])
+        return 0
 
     # Ranks.
 
@@ -113,12 +133,9 @@ cdef class Ledger:
     cdef int configure_rank(
             self, slot_t rank, int64_t max_batched_tokens, int64_t max_blocks, int64_t max_requests,
             int64_t prefill_rate, slot_t taints) except -1:
-        """What its worker is like: a rank that is new is open, one that is not keeps its load, state and report.
-
-        The threshold pairs become the largest prefill load of this rank that is not busy.
-        """
+        """What its worker is like: a rank that is new is open, one that is not keeps its load, state and report."""
         cdef load_t* load = &self.loads[rank]
-        cdef slot_t pair, i
+        cdef slot_t i
         if taints >= self._sets:
             resize(<void**>&self.free_of, max(1, (taints + 1) * self.pairs) * sizeof(int32_t))
             resize(<void**>&self.in_state_of, (taints + 1) * RANK_STATES * sizeof(int32_t))
@@ -128,9 +145,8 @@ cdef class Ledger:
                 self.in_state_of[i] = 0
             self._sets = taints + 1
         self._stand(rank, -1)
-        for pair in range(self.pairs):
-            self._calm[rank * self.pairs + pair] = min(
-                self._absolute[pair], calm_below(self._fraction[pair] * <double>max_batched_tokens))
+        load.max_batched_tokens = max_batched_tokens
+        self._rate(rank)
         load.max_blocks = max_blocks
         load.max_requests = max_requests
         load.taints = taints
@@ -140,6 +156,13 @@ cdef class Ledger:
         self._stand(rank, 1)
         self._settle(rank)
         return 0
+
+    cdef void _rate(self, slot_t rank) noexcept:
+        """The threshold pairs become the largest prefill load of this rank that is not busy."""
+        cdef slot_t pair
+        for pair in range(self.pairs):
+            self._calm[rank * self.pairs + pair] = min(
+                self._absolute[pair], calm_below(self._fraction[pair] * <double>self.loads[rank].max_batched_tokens))
 
     cdef void set_state(self, slot_t rank, rank_state_t state) noexcept:
         """Whether new requests may go to a present rank, and if not, why."""

@@ -1,29 +1,37 @@
 """Lifecycle: what becomes of live requests, from when they are stored to their one end (DESIGN D11, D12, D15).
 
-Owns whether the scheduler drains. Everything that ends a wait, a booking or a request goes through here, also what time
-does by itself: deadlines, looks for overload, bookings without progress, the end of a drain.
+Owns whether the scheduler drains. Everything that ends a wait or a booking goes through here, also what time does by
+itself: deadlines, answers that do not come, graces, looks for overload, bookings without progress, clocks of admission
+policies, the end of a drain.
 
 Never here: arrivals, the choice of who runs and where.
-
-A request ends exactly once: `reject` and `_end` are the only places that close a row.
 """
-from kvcore._requests cimport STATE_EVICTED, STATE_RUNNING, STATE_WAITING, request_t
-from kvcore._types cimport NEVER_NS, NO_SLOT
+from kvcore._requests cimport (
+    STATE_DEFERRED, STATE_EVICTED, STATE_REFRESHING, STATE_RUNNING, STATE_WAITING, TIMER_DEADLINE, TIMER_GRACE,
+    TIMER_LOOK, TIMER_REFRESH, TIMERS, request_t, timer_t)
+from kvcore._types cimport NEVER_NS, NO_SLOT, tokens_t
 from kvcore.actions cimport make_evict, make_ignored
 
 from kvcore.actions import EvictReason, IgnoredReason, RejectReason
 
 cdef object STALE = IgnoredReason.STALE
+cdef tuple WAITS = (STATE_WAITING, STATE_DEFERRED, STATE_REFRESHING)
 
 
 cdef class Lifecycle:
     def __cinit__(self, config not None, RequestTable requests not None, Fleet fleet not None,
-                  Backlog backlog not None, Placement placement not None, Inspector inspector not None):
+                  Backlog backlog not None, Placement placement not None, Inspector inspector not None,
+                  Endings endings not None, Admission admission not None, Dispatcher dispatcher not None,
+                  Policies policies not None):
         self.requests = requests
         self.fleet = fleet
         self.backlog = backlog
         self.placement = placement
         self.inspector = inspector
+        self.endings = endings
+        self.admission = admission
+        self.dispatcher = dispatcher
+        self.policies = policies
         self.ttl_ns = NEVER_NS if config.booking_ttl_ns is None else config.booking_ttl_ns
         self.attempts_max = config.attempts_max
         self.drain_ns = NEVER_NS
@@ -34,30 +42,48 @@ cdef class Lifecycle:
         cdef ns_t progress_ns = self.requests.first_progress_ns()
         return NEVER_NS if progress_ns == NEVER_NS or self.ttl_ns == NEVER_NS else progress_ns + self.ttl_ns
 
-    cdef ns_t first_due_ns(self) noexcept:
+    cdef ns_t first_due_ns(self):
         """When time next does something to a request."""
-        return min(min(self.requests.first_deadline_ns(), self.requests.first_look_ns()),
-                   min(self._first_expiry_ns(), self.drain_ns))
+        cdef ns_t due_ns = min(min(self._first_expiry_ns(), self.policies.first_due_ns()), self.drain_ns)
+        cdef int timer
+        for timer in range(TIMERS):
+            due_ns = min(due_ns, self.requests.first_timer_ns(<timer_t>timer))
+        return due_ns
 
     cdef int apply_due(self, ns_t due_ns, ns_t now_ns, list out) except -1:
         """Do what is due first, at due_ns; now_ns: of the event that lets time pass."""
         cdef slot_t slot
-        if due_ns == self.requests.first_deadline_ns():
-            return self._give_up(self.requests.first_deadline(), RejectReason.DEADLINE_EXPIRED, out)
-        if due_ns == self.requests.first_look_ns():
-            return self._look(self.requests.first_look(), now_ns, out)
+        if due_ns == self.requests.first_timer_ns(TIMER_DEADLINE):
+            return self._give_up(self.requests.first_timer(TIMER_DEADLINE), RejectReason.DEADLINE_EXPIRED, out)
+        if due_ns == self.requests.first_timer_ns(TIMER_REFRESH):
+            return self.dispatcher.answer(self.requests.first_timer(TIMER_REFRESH), None, out)
+        if due_ns == self.requests.first_timer_ns(TIMER_GRACE):
+            reason = RejectReason.PINNED_WORKER_UNAVAILABLE
+            if self.fleet.workers.present == 0:
+                reason = RejectReason.NO_WORKERS
+            return self._give_up(self.requests.first_timer(TIMER_GRACE), reason, out)
+        if due_ns == self.requests.first_timer_ns(TIMER_LOOK):
+            return self._look(self.requests.first_timer(TIMER_LOOK), now_ns, out)
         if due_ns == self._first_expiry_ns():
             slot = self.requests.first_progress()
             if self.requests.rows[slot].state == STATE_RUNNING:
                 return self._evict(slot, EvictReason.BOOKING_EXPIRED, out)
-            return self._end(slot, False)
+            return self.endings.abort(slot)
+        if due_ns == self.policies.first_due_ns():
+            return self.admission.on_time(out)
         self.drain_ns = NEVER_NS
         return self._evict_all(out)
 
+    cdef int _leave(self, slot_t slot) except -1:
+        """A request that does not run leaves its class, if it is in one."""
+        if self.requests.rows[slot].state != STATE_REFRESHING:
+            self.backlog.withdraw(slot)
+        return 0
+
     cdef int _give_up(self, slot_t slot, object reason, list out) except -1:
-        """A waiting request waits no longer."""
-        self.backlog.remove(slot)
-        return self.reject(slot, self.backlog.refused(slot, self.requests.ids.id_of(slot), reason), out)
+        """A request that does not run waits no longer."""
+        self._leave(slot)
+        return self.endings.reject(slot, self.backlog.refused(slot, self.requests.ids.id_of(slot), reason), out)
 
     cdef int _look(self, slot_t slot, ns_t now_ns, list out) except -1:
         """A waiting request is looked at: are all its ranks overloaded? (DESIGN D7).
@@ -82,31 +108,37 @@ cdef class Lifecycle:
         out.append(make_ignored(request_id, attempt, STALE))
         return 0
 
-    cdef bint accept(self, slot_t slot) noexcept:
+    cdef bint accept(self, slot_t slot) except -1:
         """The backend has taken it. False: that was known."""
         if self.requests.rows[slot].accepted:
             return False
         self.progress(slot)
         return True
 
-    cdef void progress(self, slot_t slot) noexcept:
+    cdef int progress(self, slot_t slot) except -1:
         """A running request has made progress: its booking lives on, and it has been taken, whoever has not said so."""
         self.requests.rows[slot].accepted = True
         self.requests.touch(slot, self.fleet.ledger.now_ns)
+        return self.admission.hear(slot) if self.requests.rows[slot].policy != NO_SLOT else 0
 
-    cdef int finish(self, slot_t slot, bint completed) except -1:
+    cdef int finish(self, slot_t slot, bint completed, object context_tokens) except -1:
         """The run of a running or evicted request has ended."""
-        if self.requests.rows[slot].state == STATE_RUNNING:
-            self.fleet.touch(slot, self.requests.rows[slot].path, self.requests.rows[slot].path_length)
+        cdef request_t* row = &self.requests.rows[slot]
+        if row.state == STATE_RUNNING:
+            self.fleet.touch(slot, row.path, row.path_length)
             self.fleet.release(slot, completed)
-        return self._end(slot, completed)
+        if not completed:
+            return self.endings.abort(slot)
+        if context_tokens is not None:
+            row.context = max(row.context, <tokens_t>context_tokens)
+        return self.endings.complete(slot)
 
     cdef int cancel(self, slot_t slot) except -1:
         """Nobody wants it any more, wherever it is."""
-        if self.requests.rows[slot].state == STATE_WAITING:
-            self.backlog.remove(slot)
-            return self._end(slot, False)
-        return self.finish(slot, False)
+        if self.requests.rows[slot].state >= STATE_RUNNING:
+            return self.finish(slot, False, None)
+        self._leave(slot)
+        return self.endings.abort(slot)
 
     cdef int fail(self, slot_t slot, bint retry, list out) except -1:
         """The dispatch of a running or evicted request has come to nothing: undone, put back, or ended (DESIGN D11)."""
@@ -115,13 +147,13 @@ cdef class Lifecycle:
         if row.state == STATE_RUNNING:
             self.fleet.release(slot, False)
         if not retry:
-            return self._end(slot, False)
+            return self.endings.abort(slot)
         reason = self._why_no_more(slot, request)
         if reason is not None:
-            return self.reject(slot, self.backlog.refused(slot, request.request_id, reason), out)
+            return self.endings.reject(slot, self.backlog.refused(slot, request.request_id, reason), out)
         self.requests.stop_running(slot)
         self.inspector.retried += 1
-        return self.backlog.put_back(slot, request)
+        return self.backlog.put_back(slot)
 
     cdef object _why_no_more(self, slot_t slot, Request request):
         """Why a request is not put back, or None."""
@@ -131,20 +163,9 @@ cdef class Lifecycle:
             return RejectReason.SHUTTING_DOWN
         if self.requests.rows[slot].deadline_ns <= self.fleet.ledger.now_ns:
             return RejectReason.DEADLINE_EXPIRED
-        return self.placement.refusal(request)
+        return self.placement.refusal(request, self.requests.rows[slot].arrival_ns)
 
     # Ends.
-
-    cdef int reject(self, slot_t slot, Reject action, list out) except -1:
-        """End a request that is stored nowhere and booked nowhere."""
-        self.inspector.count_reject(action.reason, action.class_index)
-        out.append(action)
-        return self.requests.close(slot)
-
-    cdef int _end(self, slot_t slot, bint completed) except -1:
-        self.inspector.completed += completed
-        self.inspector.aborted += not completed
-        return self.requests.close(slot)
 
     cdef int _evict(self, slot_t slot, object reason, list out) except -1:
         cdef slot_t rank = self.fleet.ledger.bookings[slot].rank
@@ -167,8 +188,8 @@ cdef class Lifecycle:
         """Let nothing more in, give up what waits, by seq; what still runs at the deadline is evicted."""
         cdef slot_t slot
         self.draining = True
-        for _, slot in sorted([(self.backlog.queue.waiting.rows[<slot_t>s].key.seq, s)
-                               for s in self.requests.in_state(STATE_WAITING)]):
+        for _, slot in sorted([(self.requests.rows[<slot_t>s].seq, s) for state in WAITS
+                               for s in self.requests.in_state(state)]):
             self._give_up(slot, RejectReason.SHUTTING_DOWN, out)
         self.drain_ns = deadline_ns
         if deadline_ns <= self.fleet.ledger.now_ns:

@@ -39,6 +39,7 @@ cdef struct load_t:
     i128 held              # whole blocks: distinct live prompt blocks, private ones, reserves or outputs
     int64_t max_blocks     # caps of its worker; INT64_TOP: none
     int64_t max_requests
+    int64_t max_batched_tokens
     int64_t prefill_rate   # tokens per second; 0: unknown, no decay
     int64_t reported_sequence  # of the last report, -1: none; it and what it said, as told
     int64_t reported_prefill

@@ -5,7 +5,7 @@ from kvcore._overlaps cimport Overlaps
 from kvcore._requests cimport RequestTable
 from kvcore._selector cimport query_t
 from kvcore._standings cimport Standings
-from kvcore._types cimport int64_t, slot_t, tokens_t, uint64_t
+from kvcore._types cimport int64_t, ns_t, slot_t, tokens_t, uint64_t
 from kvcore.actions cimport Dispatch
 from kvcore.request cimport Request
 
@@ -30,6 +30,7 @@ cdef class Placement:
     cdef Overlaps overlaps
     cdef Standings standings
     cdef int64_t block_size
+    cdef double _request_weight
     cdef bint strict
     cdef bint sits_out             # a request whose ranks are all overloaded waits
     cdef slot_t* pair_of           # class -> threshold pair of the ledger, NO_SLOT: none
@@ -42,8 +43,10 @@ cdef class Placement:
     cdef int64_t _ranked_version
     cdef object failure            # what a dispatch test has raised, or None
 
+    cdef int adopt(self, list pairs) except -1
     cdef bint queues(self, slot_t class_index) noexcept
-    cdef object refusal(self, Request request)
+    cdef object refusal(self, Request request, ns_t arrival_ns)
+    cdef bint in_grace(self, Request request, ns_t arrival_ns) except -1
     cdef tokens_t best_cached(self, slot_t slot, Request request) except -1
     cdef bint may_use(self, slot_t slot, slot_t rank)
     cdef bint may_run(self, slot_t class_index, slot_t slot) except -1

@@ -18,9 +18,9 @@ from kvcore._ledger cimport Ledger
 from kvcore._load cimport (
     RANK_GONE, RANK_LEASED, RANK_OPEN, RANK_OVERLOADED, RANK_STATES, active_blocks, has_room, load_t)
 from kvcore._overlaps cimport room_for
-from kvcore._requests cimport request_t
+from kvcore._requests cimport TIMER_GRACE, request_t
 from kvcore._selector cimport cached_tokens, choose, device_blocks
-from kvcore._types cimport NO_SLOT, resize
+from kvcore._types cimport NEVER_NS, NO_SLOT, resize
 from kvcore.request cimport effective_cached_tokens, output_blocks, prefill_delta, prompt_blocks
 
 from kvcore.actions import RejectReason
@@ -41,19 +41,13 @@ cdef bint runs_now(void* placement, slot_t class_index, slot_t slot) noexcept:
 cdef class Placement:
     def __cinit__(self, Fleet fleet not None, RequestTable requests not None, config not None, list pairs not None):
         """pairs: threshold pair of each class, or None where it has none."""
-        cdef slot_t i
         self.fleet = fleet
         self.requests = requests
         self.overlaps = Overlaps(fleet, requests, config)
-        self.standings = Standings(fleet.ledger, config.block_size, config.weights.active_request_weight, fleet.strict)
         self.block_size = config.block_size
-        self.strict = fleet.strict
         self.sits_out = config.on_overload is OnOverload.WAIT
-        self._largest_version = -1
-        self._ranked_version = -1
-        resize(<void**>&self.pair_of, len(pairs) * sizeof(slot_t))
-        for i in range(<slot_t>len(pairs)):
-            self.pair_of[i] = NO_SLOT if pairs[i] is None else pairs[i]
+        self._request_weight = config.weights.active_request_weight
+        self.adopt(pairs)
 
     def __dealloc__(self):
         free(self.pair_of)
@@ -61,18 +55,40 @@ cdef class Placement:
         free(self._tied)
         free(self._costs)
 
+    cdef int adopt(self, list pairs) except -1:
+        """Other classes from now on, and what the fleet's capacity means now; pairs: as in __cinit__."""
+        cdef slot_t i
+        self.strict = self.fleet.strict
+        self.standings = Standings(self.fleet.ledger, self.block_size, self._request_weight, self.strict)
+        self._largest_version = -1
+        self._ranked_version = -1
+        resize(<void**>&self.pair_of, len(pairs) * sizeof(slot_t))
+        for i in range(<slot_t>len(pairs)):
+            self.pair_of[i] = NO_SLOT if pairs[i] is None else pairs[i]
+        return 0
+
     cdef bint queues(self, slot_t class_index) noexcept:
         """Whether requests of a class may have to wait for a rank."""
         return self.strict or self.pair_of[class_index] != NO_SLOT
 
     # Who may be used.
 
-    cdef object refusal(self, Request request):
-        """Why no present rank may ever take an arriving request, or None: checks in the order of DESIGN D6."""
+    cdef bint in_grace(self, Request request, ns_t arrival_ns) except -1:
+        """Whether a request waits for what the fleet has lost, whatever else is the matter with it (DESIGN D14)."""
+        cdef ns_t end_ns
+        if not self.fleet.graced:
+            return False
+        end_ns = self.fleet.grace_end_ns(request.pinned, arrival_ns)
+        return end_ns != NEVER_NS and end_ns > self.fleet.ledger.now_ns
+
+    cdef object refusal(self, Request request, ns_t arrival_ns):
+        """Why no present rank may ever take a request, or None: checks in the order of DESIGN D6."""
         cdef slot_t pin = NO_SLOT
         if request.pinned is not None and request.allowed_workers is not None:
             if request.pinned.worker_id not in request.allowed_workers:
                 return RejectReason.PINNED_WORKER_NOT_ALLOWED
+        if self.in_grace(request, arrival_ns):
+            return None
         if self.fleet.workers.present == 0:
             return RejectReason.NO_WORKERS
         if request.pinned is not None:
@@ -144,6 +160,8 @@ cdef class Placement:
         cdef const slot_t* ranks
         if request.overlap is None and (row.path_length == 0 or not self.fleet.knows_blocks()):
             return 0
+        if request.pinned is not None and row.pin == NO_SLOT:
+            return 0
         try:
             self.overlaps.begin(slot, request, False, &query)
             if row.pin != NO_SLOT or _constrained(request):
@@ -165,6 +183,8 @@ cdef class Placement:
         """The dispatch test of a head (DESIGN D7)."""
         cdef slot_t pair = self.pair_of[class_index]
         cdef prospects_t found
+        if self.requests.rows[slot].due_ns[<int>TIMER_GRACE] != NEVER_NS:
+            return False
         if pair == NO_SLOT and not self.strict:
             return True
         self._look(slot, self.requests.request(slot), pair, &found)

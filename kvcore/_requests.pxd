@@ -8,9 +8,20 @@ from kvcore.request cimport Request
 
 cdef enum state_t:
     STATE_FREE             # no request in this row
-    STATE_WAITING          # stored in its class
-    STATE_RUNNING          # booked on a rank
+    STATE_WAITING          # stored in its class, ready to run
+    STATE_DEFERRED         # held in its class by an admission policy
+    STATE_REFRESHING       # popped, and asked about outside (DESIGN D13)
+    STATE_RUNNING          # booked on a rank; from here on it has an attempt
     STATE_EVICTED          # its booking is gone, its driver has not answered yet
+
+
+cdef enum timer_t:
+    # What time does to a request that does not run yet; equal times fall due in this order, then by seq.
+    TIMER_DEADLINE
+    TIMER_REFRESH          # the outside index has not answered
+    TIMER_GRACE            # what its pin or the fleet has lost has not come back (DESIGN D14)
+    TIMER_LOOK             # are all its ranks overloaded? (DESIGN D7)
+    TIMERS
 
 
 cdef struct request_t:
@@ -18,15 +29,22 @@ cdef struct request_t:
     bint track_prefill
     bint may_wait          # False: dispatch in the step of arrival, or reject
     bint accepted          # the backend has taken the present booking
+    bint heard             # its admission policy has heard that it was dispatched
     int32_t attempts       # dispatches so far
+    slot_t policy          # class whose admission policy manages it, or NO_SLOT
     slot_t pin             # rank slot of the exact pin, or NO_SLOT
+    bint keeps_pin         # it has a share in that rank's row staying what it is
     slot_t class_index     # -1 before classification
     tokens_t prompt
     int64_t outside        # blocks of the prompt without a name: the partial tail, or all
     int64_t reserve        # blocks kept free for its output
     ns_t arrival_ns
     ns_t deadline_ns       # NEVER_NS: none
-    ns_t look_ns           # next look whether all its ranks are overloaded; NEVER_NS: none
+    ns_t due_ns[TIMERS]    # NEVER_NS: that timer does not run
+    uint64_t seq           # its place in time, from when it was first stored
+    ns_t known_ns          # when its overlap was last asked for outside; its arrival before
+    int64_t ticket         # of that question; 0: it is not being asked
+    tokens_t context       # most tokens of prompt and output that anybody has told of; -1: nobody has
     int64_t attempt        # of the present or last booking; 0 before the first
     uint64_t serial        # of its arrival, from 1, never used again: names its path
     uint64_t* path         # block hashes, root to leaf; owned by the row
@@ -44,14 +62,13 @@ cdef class RequestTable:
     cdef request_t* rows
     cdef slot_t _capacity
     cdef list _requests            # slot -> Request of a live row, else None
-    cdef heap_t _deadlines
-    cdef int32_t* _deadline_pos
-    cdef heap_t _looks
-    cdef int32_t* _look_pos
+    cdef heap_t _timers[TIMERS]    # rows by (due, seq)
+    cdef int32_t* _timer_pos[TIMERS]
     cdef bint _timed               # bookings expire: their timers are kept in order
     cdef slot_t _oldest            # booking timer that is due first
     cdef slot_t _newest
     cdef uint64_t _serial
+    cdef readonly int32_t refreshing   # rows in that state
 
     cdef slot_t find(self, str request_id)
     cdef slot_t find_attempt(self, str request_id, int64_t attempt)
@@ -61,17 +78,16 @@ cdef class RequestTable:
     cdef slot_t lend(self, tuple sequence, int64_t attempt) except -1
     cdef int take_back(self, slot_t slot) except -1
     cdef Request request(self, slot_t slot)
-    cdef int start_waiting(self, slot_t slot, uint64_t seq, ns_t look_ns) except -1
-    cdef int look_again(self, slot_t slot, ns_t look_ns) except -1
+    cdef int replace(self, slot_t slot, Request request) except -1
+    cdef int wait(self, slot_t slot, state_t state, uint64_t seq) except -1
+    cdef int set_timer(self, slot_t slot, timer_t timer, ns_t due_ns) except -1
     cdef void stop_waiting(self, slot_t slot) noexcept
+    cdef ns_t first_timer_ns(self, timer_t timer) noexcept
+    cdef slot_t first_timer(self, timer_t timer) noexcept
     cdef int start_running(self, slot_t slot, int64_t attempt, ns_t now_ns) except -1
     cdef void stop_running(self, slot_t slot) noexcept
     cdef list in_state(self, state_t state)
     cdef void touch(self, slot_t slot, ns_t now_ns) noexcept
-    cdef ns_t first_deadline_ns(self) noexcept
-    cdef slot_t first_deadline(self) noexcept
-    cdef ns_t first_look_ns(self) noexcept
-    cdef slot_t first_look(self) noexcept
     cdef ns_t first_progress_ns(self) noexcept
     cdef slot_t first_progress(self) noexcept
 

@@ -1,15 +1,14 @@
 """RequestTable: every live request, from arrival to its one end.
 
 Owns id and row of each request, its state, the C copy of its block path, and the orders that time cares about:
-deadlines of waiting requests and the looks whether all their ranks are overloaded (indexed heaps), and bookings by
-their last progress (a list: the time to live is the same for all, so the one that progressed longest ago is due first).
+timers of requests that do not run yet (indexed heaps), and bookings by their last progress (a list: the time to live
+is the same for all, so the one that progressed longest ago is due first).
 
 Never here: queue order (_lanes), load (_ledger), decisions.
 
-Invariants: a row is live iff its id is in `ids`; exactly the waiting rows with a deadline, or
-with a look to come, are in that heap; exactly
-the running and evicted rows of a timed table are in the list, whose progress_ns never falls from oldest to newest,
-equal ones by attempt.
+Invariants: a row is live iff its id is in `ids`; a timer is in its heap iff its due_ns is not NEVER_NS, and then the
+row waits, is deferred or refreshing; exactly the running and evicted rows of a timed table are in the list, whose
+progress_ns never falls from oldest to newest, equal ones by attempt.
 """
 from cpython.long cimport PyLong_AsUnsignedLong
 from libc.stdlib cimport free, malloc
@@ -21,24 +20,25 @@ from kvcore.request cimport output_blocks, prompt_blocks
 cdef class RequestTable:
     def __cinit__(self, bint timed):
         """timed: bookings expire, so that the order of their last progress matters."""
+        cdef int timer
         self._timed = timed
         self.ids = SlotTable()
         self._requests = []
-        heap_init(&self._deadlines)
-        heap_init(&self._looks)
+        for timer in range(TIMERS):
+            heap_init(&self._timers[timer])
         self._oldest = NO_SLOT
         self._newest = NO_SLOT
 
     def __dealloc__(self):
         cdef slot_t slot
+        cdef int timer
         if self.rows != NULL:
             for slot in range(self._capacity):
                 free(self.rows[slot].path)
         free(self.rows)
-        free(self._deadline_pos)
-        free(self._look_pos)
-        heap_free(&self._deadlines)
-        heap_free(&self._looks)
+        for timer in range(TIMERS):
+            free(self._timer_pos[timer])
+            heap_free(&self._timers[timer])
 
     cdef slot_t find(self, str request_id):
         """Row of a live request, or NO_SLOT."""
@@ -47,12 +47,17 @@ cdef class RequestTable:
     cdef slot_t find_attempt(self, str request_id, int64_t attempt):
         """Row of a running or evicted request whose present attempt this is, or NO_SLOT."""
         cdef slot_t slot = self.ids.get(request_id)
-        if slot == NO_SLOT or self.rows[slot].attempt != attempt or self.rows[slot].state == STATE_WAITING:
+        if slot == NO_SLOT or self.rows[slot].attempt != attempt or self.rows[slot].state < STATE_RUNNING:
             return NO_SLOT
         return slot
 
     cdef Request request(self, slot_t slot):
         return <Request>self._requests[slot]
+
+    cdef int replace(self, slot_t slot, Request request) except -1:
+        """More has become known of a live request: the same id, prompt, deadline and blocks."""
+        self._requests[slot] = request
+        return 0
 
     cdef slot_t open(self, Request request, ns_t now_ns, int64_t block_size) except -1:
         """A row for a request whose id is not live; state FREE until the owner stores it."""
@@ -72,6 +77,7 @@ cdef class RequestTable:
         cdef Py_ssize_t extra = 0 if request.sequence_hashes is None else len(request.sequence_hashes)
         cdef uint64_t* path
         cdef slot_t slot
+        cdef int timer
         self._grow(self.ids.size + 1)
         path = _copied(request.block_hashes, request.sequence_hashes)
         try:
@@ -84,10 +90,19 @@ cdef class RequestTable:
         row.state = STATE_FREE
         row.track_prefill = request.track_prefill
         row.pin = NO_SLOT
+        row.keeps_pin = False
         row.class_index = -1
         row.prompt = request.prompt_tokens
         row.arrival_ns = now_ns
         row.deadline_ns = NEVER_NS if request.deadline_ns is None else request.deadline_ns
+        for timer in range(TIMERS):
+            row.due_ns[timer] = NEVER_NS
+        row.seq = 0
+        row.known_ns = now_ns
+        row.ticket = 0
+        row.context = -1
+        row.policy = NO_SLOT
+        row.heard = False
         row.attempt = 0
         row.attempts = 0
         row.accepted = False
@@ -108,10 +123,10 @@ cdef class RequestTable:
     cdef int close(self, slot_t slot) except -1:
         """The request has ended: the row is free, its id may be used again."""
         cdef request_t* row = &self.rows[slot]
-        if row.state == STATE_WAITING:
-            self.stop_waiting(slot)
-        elif row.state != STATE_FREE:
+        if row.state >= STATE_RUNNING:
             self._unlink(slot)
+        else:
+            self.stop_waiting(slot)
         row.state = STATE_FREE
         free(row.path)
         row.path = NULL
@@ -148,41 +163,43 @@ cdef class RequestTable:
         self.rows[slot].path = NULL
         return self.ids.give_back(slot)
 
-    cdef int start_waiting(self, slot_t slot, uint64_t seq, ns_t look_ns) except -1:
-        """The request waits from now on; its deadline counts, and its first look (NEVER_NS: there is none)."""
-        cdef key_t key
+    cdef int wait(self, slot_t slot, state_t state, uint64_t seq) except -1:
+        """A request does not run yet, in this state; of its timers the deadline runs. seq: its place in time."""
         cdef request_t* row = &self.rows[slot]
-        key.tier = 0
-        key.second = 0
-        key.seq = seq
-        if look_ns != NEVER_NS:
-            heap_reserve(&self._looks, self._looks.size + 1)
-        if row.deadline_ns != NEVER_NS:
-            key.first = row.deadline_ns
-            heap_push(&self._deadlines, &key, slot, self._deadline_pos)
-        row.look_ns = look_ns
-        if look_ns != NEVER_NS:
-            key.first = look_ns
-            heap_push(&self._looks, &key, slot, self._look_pos)
-        row.state = STATE_WAITING
+        row.seq = seq
+        self.set_timer(slot, TIMER_DEADLINE, row.deadline_ns)
+        row.state = state
+        self.refreshing += state == STATE_REFRESHING
         return 0
 
-    cdef int look_again(self, slot_t slot, ns_t look_ns) except -1:
-        """The look that was due first has been taken; the next one."""
-        cdef key_t key = self._looks.nodes[0].key
-        heap_remove(&self._looks, slot, self._look_pos)
-        self.rows[slot].look_ns = look_ns
-        if look_ns != NEVER_NS:
-            key.first = look_ns
-            heap_push(&self._looks, &key, slot, self._look_pos)
+    cdef int set_timer(self, slot_t slot, timer_t timer, ns_t due_ns) except -1:
+        """When a timer of a request is due from now on; NEVER_NS: it does not run. O(log timers)."""
+        cdef request_t* row = &self.rows[slot]
+        cdef key_t key
+        if row.due_ns[<int>timer] == due_ns:
+            return 0
+        heap_reserve(&self._timers[<int>timer], self._timers[<int>timer].size + 1)
+        if row.due_ns[<int>timer] != NEVER_NS:
+            heap_remove(&self._timers[<int>timer], slot, self._timer_pos[<int>timer])
+        row.due_ns[<int>timer] = due_ns
+        if due_ns != NEVER_NS:
+            key.tier = 0
+            key.first = due_ns
+            key.second = 0
+            key.seq = row.seq
+            heap_push(&self._timers[<int>timer], &key, slot, self._timer_pos[<int>timer])
         return 0
 
     cdef void stop_waiting(self, slot_t slot) noexcept:
-        """Forget its deadline and its looks."""
-        if self.rows[slot].deadline_ns != NEVER_NS:
-            heap_remove(&self._deadlines, slot, self._deadline_pos)
-        if self.rows[slot].look_ns != NEVER_NS:
-            heap_remove(&self._looks, slot, self._look_pos)
+        """No timer of it runs any more; state FREE until the owner says otherwise."""
+        cdef request_t* row = &self.rows[slot]
+        cdef int timer
+        for timer in range(TIMERS):
+            if row.due_ns[timer] != NEVER_NS:
+                heap_remove(&self._timers[timer], slot, self._timer_pos[timer])
+                row.due_ns[timer] = NEVER_NS
+        self.refreshing -= row.state == STATE_REFRESHING
+        row.state = STATE_FREE
 
     cdef int start_running(self, slot_t slot, int64_t attempt, ns_t now_ns) except -1:
         """The waiting request has been booked."""
@@ -209,17 +226,13 @@ cdef class RequestTable:
         self._unlink(slot)
         self._link(slot, now_ns)
 
-    cdef ns_t first_deadline_ns(self) noexcept:
-        return <ns_t>self._deadlines.nodes[0].key.first if self._deadlines.size else NEVER_NS
+    cdef ns_t first_timer_ns(self, timer_t timer) noexcept:
+        """When a timer of this kind is next due; NEVER_NS: none runs."""
+        return <ns_t>self._timers[<int>timer].nodes[0].key.first if self._timers[<int>timer].size else NEVER_NS
 
-    cdef slot_t first_deadline(self) noexcept:
-        return self._deadlines.nodes[0].item
-
-    cdef ns_t first_look_ns(self) noexcept:
-        return <ns_t>self._looks.nodes[0].key.first if self._looks.size else NEVER_NS
-
-    cdef slot_t first_look(self) noexcept:
-        return self._looks.nodes[0].item
+    cdef slot_t first_timer(self, timer_t timer) noexcept:
+        """Row of the timer of this kind that is due first; among equal times the one that was stored first."""
+        return self._timers[<int>timer].nodes[0].item
 
     cdef ns_t first_progress_ns(self) noexcept:
         """Progress time of the timer that is due first, NEVER_NS if none runs."""
@@ -270,11 +283,12 @@ cdef class RequestTable:
     cdef int _grow(self, slot_t slots) except -1:
         cdef slot_t capacity = max(slots, 2 * self._capacity, 16)
         cdef slot_t slot
+        cdef int timer
         if slots <= self._capacity:
             return 0
         self._requests.extend([None] * (capacity - len(self._requests)))
-        resize(<void**>&self._deadline_pos, capacity * sizeof(int32_t))
-        resize(<void**>&self._look_pos, capacity * sizeof(int32_t))
+        for timer in range(TIMERS):
+            resize(<void**>&self._timer_pos[timer], capacity * sizeof(int32_t))
         resize(<void**>&self.rows, capacity * sizeof(request_t))
         for slot in range(self._capacity, capacity):
             self.rows[slot].path = NULL

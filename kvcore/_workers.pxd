@@ -1,13 +1,13 @@
 # Workers and their data-parallel ranks: identity, incarnation, configuration, canonical order.
 cimport cython
-from kvcore._types cimport int32_t, int64_t, slot_t, uint32_t, uint64_t
+from kvcore._types cimport int32_t, int64_t, ns_t, slot_t, uint32_t, uint64_t
 from kvcore._taints cimport TaintTable
 from kvcore.request cimport WorkerConfig
 
 
 cdef enum:
     DP_SIZE_MAX = 65536            # ranks of one worker: a bound on what one event may allocate
-    BATCHED_TOKENS_DEFAULT = 10000000
+    BATCHED_TOKENS_DEFAULT = 10000000  # of a worker that does not say
 
 
 cdef struct rank_t:
@@ -15,6 +15,7 @@ cdef struct rank_t:
     uint32_t dp_rank
     slot_t worker          # NO_SLOT: the rank is gone and only waiting pins keep the row
     int32_t pins           # waiting requests pinned to it
+    ns_t lost_ns           # since when it cannot be used; NEVER_NS: it can
     slot_t next_free       # free rows, neither pinned nor present
     slot_t prev_free
 
@@ -25,7 +26,6 @@ cdef struct worker_t:
     uint32_t dp_start
     uint32_t dp_size
     slot_t* ranks          # rank slots of dp_start .. dp_start + dp_size - 1
-    int64_t max_batched_tokens
     slot_t taints          # number of its taint set
 
 
@@ -47,6 +47,8 @@ cdef class WorkerTable:
     cdef slot_t count(self)
     cdef slot_t find(self, object worker_id)
     cdef slot_t find_rank(self, object worker_id, uint32_t dp_rank)
+    cdef slot_t find_any_rank(self, object worker_id, uint32_t dp_rank)
+    cdef slot_t find_or_expect_rank(self, object worker_id, uint32_t dp_rank) except -1
     cdef slot_t told_rank(self, object worker_id, uint32_t dp_rank, int64_t incarnation) except -2
     cdef slot_t add_worker(self, WorkerConfig config, int64_t incarnation) except -1
     cdef int remove_worker(self, slot_t worker) except -1
@@ -58,6 +60,7 @@ cdef class WorkerTable:
     cdef int set_taints(self, slot_t worker, frozenset taints) except -1
     cdef slot_t ranks_of(self, frozenset allowed, frozenset required, slot_t* out) except -1
 
+    cdef slot_t _new_rank(self) except -1
     cdef void _free_rank(self, slot_t rank) noexcept
     cdef void _take_rank(self, slot_t rank) noexcept
     cdef slot_t _position(self, uint64_t worker_id, uint32_t dp_rank) noexcept nogil

@@ -71,7 +71,6 @@ cdef class WorkerTable:
         self.workers[worker].dp_start = config.dp_start
         self.workers[worker].dp_size = 0
         self.workers[worker].ranks = NULL
-        self.workers[worker].max_batched_tokens = BATCHED_TOKENS_DEFAULT
         self.workers[worker].taints = NO_SLOT
         self._slots[config.worker_id] = worker
         return worker
@@ -92,18 +91,8 @@ cdef class WorkerTable:
         ghost = self._ghosts.pop((worker_id, dp_rank), None) if self._ghosts else None
         if ghost is not None:
             rank = ghost
-        elif self._ranks_free != NO_SLOT:
-            rank = self._ranks_free
-            self._take_rank(rank)
-            self.ranks[rank].pins = 0
         else:
-            if self.ranks_size == self._ranks_room:
-                resize(<void**>&self.ranks, max(1, 2 * self._ranks_room) * sizeof(rank_t))
-                resize(<void**>&self.order, max(1, 2 * self._ranks_room) * sizeof(slot_t))
-                self._ranks_room = max(1, 2 * self._ranks_room)
-            rank = self.ranks_size
-            self.ranks_size += 1
-            self.ranks[rank].pins = 0
+            rank = self._new_rank()
         self.ranks[rank].worker_id = worker_id
         self.ranks[rank].dp_rank = dp_rank
         self.ranks[rank].worker = worker
@@ -111,6 +100,42 @@ cdef class WorkerTable:
         memmove(self.order + at + 1, self.order + at, (self.present - at) * sizeof(slot_t))
         self.order[at] = rank
         self.present += 1
+        return rank
+
+    cdef slot_t _new_rank(self) except -1:
+        """A row that is neither present nor waited for."""
+        cdef slot_t rank = self._ranks_free
+        if rank != NO_SLOT:
+            self._take_rank(rank)
+        else:
+            if self.ranks_size == self._ranks_room:
+                resize(<void**>&self.ranks, max(1, 2 * self._ranks_room) * sizeof(rank_t))
+                resize(<void**>&self.order, max(1, 2 * self._ranks_room) * sizeof(slot_t))
+                self._ranks_room = max(1, 2 * self._ranks_room)
+            rank = self.ranks_size
+            self.ranks_size += 1
+        self.ranks[rank].pins = 0
+        self.ranks[rank].lost_ns = 0
+        return rank
+
+    cdef slot_t find_any_rank(self, object worker_id, uint32_t dp_rank):
+        """Slot of a rank that is present or waited for, or NO_SLOT."""
+        cdef slot_t rank = self.find_rank(worker_id, dp_rank)
+        if rank != NO_SLOT:
+            return rank
+        found = self._ghosts.get((worker_id, dp_rank))
+        return NO_SLOT if found is None else found
+
+    cdef slot_t find_or_expect_rank(self, object worker_id, uint32_t dp_rank) except -1:
+        """Slot of a rank, present or not; the caller pins it."""
+        cdef slot_t rank = self.find_any_rank(worker_id, dp_rank)
+        if rank != NO_SLOT:
+            return rank
+        rank = self._new_rank()
+        self.ranks[rank].worker_id = worker_id
+        self.ranks[rank].dp_rank = dp_rank
+        self.ranks[rank].worker = NO_SLOT
+        self._ghosts[(worker_id, dp_rank)] = rank
         return rank
 
     cdef int remove_rank(self, slot_t rank) except -1:

@@ -1,11 +1,12 @@
 """Scheduler: the decision, `step(event) -> actions` (DESIGN 3). The only file that knows all the parts.
 
-Owns the order in which things happen inside a step, the last time seen, the generator and the counter of attempts.
-All else has an owner of its own: live requests (_requests), what waits (_backlog, _drr, _lanes), workers with their
-load and caches (_fleet), eligibility and choice (_placement), what can be read (_inspect).
+Owns the order in which things happen inside a step, the last time seen and the policy in force. All else has an owner
+of its own: live requests (_requests), what waits (_backlog, _drr, _lanes), workers with their load and caches (_fleet),
+eligibility and choice (_placement), the way to a booking (_dispatch), what becomes of a request (_lifecycle), admission
+policies (_admission), what can be read (_inspect).
 
-A step: accept the whole batch (no writes) -> per event: advance time, apply the fact -> settle: pop, place, repeat
--> Parks.
+A step: accept the whole batch (no writes) -> per event: advance time, apply the fact, tell the admission policies ->
+settle: pop, place, repeat -> Parks.
 
 Never here: I/O, clocks, threads, logging, and what belongs to one part alone.
 
@@ -15,22 +16,27 @@ raises after accept, and if something does, the scheduler is poisoned: every lat
 cimport cython
 from libc.math cimport floor
 from kvcore._accept cimport accept
+from kvcore._admission cimport ENTRY_DEFER, ENTRY_ENDED, Admission, entry_t
 from kvcore._backlog cimport Backlog
+from kvcore._dispatch cimport Dispatcher
 from kvcore._drr cimport LIMIT_NONE, PolicyQueue, limit_t
+from kvcore._endings cimport Endings
 from kvcore._fleet cimport Fleet
 from kvcore._forecast cimport Forecast
 from kvcore._inspect cimport Inspector
 from kvcore._lifecycle cimport Lifecycle
 from kvcore._placement cimport Placement, runs_now
-from kvcore._requests cimport RequestTable, request_t
+from kvcore._policies cimport Policies
+from kvcore._reload cimport Reload, threshold_pairs
+from kvcore._requests cimport STATE_DEFERRED, STATE_REFRESHING, RequestTable
 from kvcore._tables cimport Tables
 from kvcore._types cimport (
-    DEBUG_CHECKS, FRACTION_ONE, NEVER_NS, NO_SLOT, NS_END, int32_t, int64_t, ns_t, slot_t, uint64_t)
-from kvcore.actions cimport Dispatch, make_park, make_reject
+    DEBUG_CHECKS, FRACTION_ONE, NEVER_NS, NO_SLOT, NS_END, int32_t, int64_t, ns_t, slot_t)
+from kvcore.actions cimport make_park, make_reject
 from kvcore.events cimport (
-    BlocksCleared, BlocksRemoved, BlocksStored, CapacityHinted, DispatchAccepted, DispatchFailed, Drained, Event,
-    LoadReported, OutputBlockAdded, PrefillCompleted, RequestArrived, RequestCancelled, RequestFinished, TimerFired,
-    WorkerRemoved, WorkerStatusChanged, WorkerUpserted)
+    AdmissionReleased, BlocksCleared, BlocksRemoved, BlocksStored, CapacityHinted, ContextAdvanced, DispatchAccepted,
+    DispatchFailed, Drained, Event, LoadReported, OutputBlockAdded, OverlapRefreshed, PolicyReplaced, PrefillCompleted,
+    RequestArrived, RequestCancelled, RequestFinished, TimerFired, WorkerRemoved, WorkerStatusChanged, WorkerUpserted)
 from kvcore.request cimport Request
 
 from kvcore._tables import LOAD_DTYPE, POTENTIAL_DTYPE
@@ -41,6 +47,7 @@ from kvcore.events import PEER_KINDS, Outcome
 __all__ = ["LOAD_DTYPE", "POTENTIAL_DTYPE", "Scheduler"]
 
 cdef object QUEUED = ParkReason.QUEUED
+cdef object DEFERRED = ParkReason.DEFERRED
 cdef object COMPLETED = Outcome.COMPLETED
 cdef tuple NOTHING = ()
 
@@ -54,6 +61,7 @@ cdef class Scheduler:
     """
 
     cdef readonly object config            # SchedulerConfig
+    cdef readonly object profile           # PolicyProfile in force
     cdef int64_t block_size
     cdef RequestTable requests
     cdef Fleet fleet
@@ -61,41 +69,56 @@ cdef class Scheduler:
     cdef Backlog backlog
     cdef PolicyQueue queue                 # the backlog's
     cdef Inspector inspector
+    cdef Policies policies
+    cdef Endings endings
+    cdef Admission admission
+    cdef Dispatcher dispatcher
     cdef Lifecycle lifecycle
+    cdef Reload reload
     cdef Tables tables
     cdef Forecast forecast
     cdef ns_t now_ns
-    cdef uint64_t generator
-    cdef int64_t next_attempt
+    cdef list builds                       # fresh admission policies for each PolicyReplaced of the present batch
     cdef int64_t steps                     # counted in debug builds only
     cdef bint stepping
     cdef bint poisoned
 
-    def __cinit__(self, config=None):
-        """A scheduler without workers, at time 0. config None: every default of SchedulerConfig."""
+    def __cinit__(self, config=None, *, admission=None):
+        """A scheduler without workers, at time 0. config None: every default of SchedulerConfig.
+
+        admission: types of admission policies, each with a function from parameters to a policy (kvcore.admission);
+        they are looked up before built-in and installed ones. Raises InvalidPolicy for one that cannot be built.
+        """
         config = SchedulerConfig() if config is None else config
         if not isinstance(config, SchedulerConfig):
             raise TypeError(f"config must be a SchedulerConfig, not {type(config).__name__}")
         profile = config.effective_profile()
         self.config = config
+        self.profile = profile
         self.block_size = config.block_size
-        self.generator = config.seed
-        self.next_attempt = 1
-        thresholds = [
-            None if item.prefill_busy_threshold is None and item.prefill_busy_threshold_frac is None
-            else (item.prefill_busy_threshold, item.prefill_busy_threshold_frac) for item in profile.classes]
-        distinct = list(dict.fromkeys(pair for pair in thresholds if pair is not None))
+        self.builds = []
+        self.policies = Policies(admission)
+        self.policies.adopt(None, profile, self.policies.build(profile))
+        distinct, pairs = threshold_pairs(profile)
         self.requests = RequestTable(config.booking_ttl_ns is not None)
         self.fleet = Fleet(config, distinct, self.requests)
-        self.placement = Placement(
-            self.fleet, self.requests, config, [None if pair is None else distinct.index(pair) for pair in thresholds])
+        self.placement = Placement(self.fleet, self.requests, config, pairs)
         self.backlog = Backlog(config, self.requests, self.fleet, self.placement)
         self.queue = self.backlog.queue
         self.inspector = Inspector(profile, self.requests, self.queue, self.fleet)
+        self.endings = Endings(self.requests, self.fleet, self.inspector, self.policies)
+        self.admission = Admission(
+            self.requests, self.fleet, self.placement, self.backlog, self.endings, self.policies)
+        self.dispatcher = Dispatcher(
+            config, self.requests, self.fleet, self.placement, self.backlog, self.endings)
         self.lifecycle = Lifecycle(
-            config, self.requests, self.fleet, self.backlog, self.placement, self.inspector)
+            config, self.requests, self.fleet, self.backlog, self.placement, self.inspector, self.endings,
+            self.admission, self.dispatcher, self.policies)
+        self.reload = Reload(
+            self.requests, self.fleet, self.placement, self.backlog, self.inspector, self.admission, self.policies)
         self.tables = Tables(self.fleet, self.placement)
-        self.forecast = Forecast(self.requests, self.backlog, self.placement, self.tables, self.block_size)
+        self.forecast = Forecast(
+            self.requests, self.backlog, self.placement, self.admission, self.tables, self.block_size)
 
     # The door.
 
@@ -120,7 +143,9 @@ cdef class Scheduler:
             return NOTHING
         self.stepping = True
         try:
-            accept(events, self.now_ns, self.block_size)
+            built = accept(events, self.now_ns, self.block_size, self.policies)
+            if built is not None:
+                self.builds = built
             self.poisoned = True               # until the batch is through
             out = []
             self.fleet.exchange.out = out
@@ -128,6 +153,8 @@ cdef class Scheduler:
             for event in events:
                 self._advance((<Event>event).now_ns, out)
                 self._apply(<Event>event, out)
+                if self.policies.any:
+                    self.admission.deliver(out)
             self._settle(out)
             self._park(out)
             if DEBUG_CHECKS:
@@ -176,12 +203,21 @@ cdef class Scheduler:
             return self._on_accepted(<DispatchAccepted>event, out)
         if kind is DispatchFailed:
             return self._on_failed(<DispatchFailed>event, out)
+        if kind is ContextAdvanced:
+            return self._on_context_advanced(<ContextAdvanced>event, out)
+        if kind is AdmissionReleased:
+            return self._on_released(<AdmissionReleased>event, out)
+        if kind is OverlapRefreshed:
+            return self._on_refreshed(<OverlapRefreshed>event, out)
+        if kind is PolicyReplaced:
+            return self._on_policy_replaced(<PolicyReplaced>event, out)
         if kind is CapacityHinted:
             return self.fleet.hint((<CapacityHinted>event).ranks)
         if kind is Drained:
             return self.lifecycle.drain((<Drained>event).deadline_ns, out)
         if kind in PEER_KINDS:
-            return self._on_peer(event)
+            self.inspector.stale += self.fleet.heard(event)
+            return 0
         raise AssertionError(f"accepted but not applied: {event!r}")
 
     cdef int _check_invariants(self) except -1:
@@ -202,6 +238,8 @@ cdef class Scheduler:
         while due_ns <= now_ns:
             self.fleet.advance(due_ns)
             self.lifecycle.apply_due(due_ns, now_ns, out)
+            if self.policies.any:
+                self.admission.deliver(out)
             due_ns = self.lifecycle.first_due_ns()
         self.fleet.advance(now_ns)
         self.now_ns = now_ns
@@ -214,6 +252,7 @@ cdef class Scheduler:
         cdef int64_t current = 0
         cdef int64_t bound = 0
         cdef limit_t kind = LIMIT_NONE
+        cdef entry_t entry
         self.inspector.arrived += 1
         reason = self._refusal(request)
         if reason is not None:
@@ -223,16 +262,26 @@ cdef class Scheduler:
         slot = self.requests.open(request, self.now_ns, self.block_size)
         self.backlog.classify(slot, request)
         self.inspector.unknown_names += not self.backlog.knows(request.policy_class)
+        if self._is_over_limit(slot, &kind, &current, &bound):
+            # What single steps would have run must not be refused because a batch has not decided yet.
+            self._settle(out)
+        entry = self.admission.arrive(slot, out)
+        if entry == ENTRY_ENDED:
+            return 0
+        if self._is_over_limit(slot, &kind, &current, &bound):
+            if entry != ENTRY_DEFER:
+                self._settle(out)              # its policy may have moved it to another class
+            if self._is_over_limit(slot, &kind, &current, &bound):
+                return self.endings.reject(
+                    slot, self.backlog.queue_full(slot, request.request_id, kind, current, bound), out)
+        return self.backlog.defer(slot) if entry == ENTRY_DEFER else self.backlog.store(slot)
+
+    cdef bint _is_over_limit(self, slot_t slot, limit_t* kind, int64_t* current, int64_t* bound) except -1:
+        """Whether a limit of its class refuses a classified request now."""
+        kind[0] = LIMIT_NONE
         if self.requests.rows[slot].may_wait:
-            kind = self.backlog.limit_hit(slot, &current, &bound)
-            if kind != LIMIT_NONE:
-                # What single steps would have run must not be refused because a batch has not decided yet.
-                self._settle(out)
-                kind = self.backlog.limit_hit(slot, &current, &bound)
-        if kind != LIMIT_NONE:
-            return self.lifecycle.reject(
-                slot, self.backlog.queue_full(slot, request.request_id, kind, current, bound), out)
-        return self.backlog.store(slot)
+            kind[0] = self.backlog.limit_hit(slot, current, bound)
+        return kind[0] != LIMIT_NONE
 
     cdef object _refusal(self, Request request):
         """Why an arriving request cannot even wait, or None (DESIGN D6)."""
@@ -242,7 +291,28 @@ cdef class Scheduler:
             return RejectReason.SHUTTING_DOWN
         if request.deadline_ns is not None and request.deadline_ns <= self.now_ns:
             return RejectReason.DEADLINE_EXPIRED
-        return self.placement.refusal(request)
+        return self.placement.refusal(request, self.now_ns)
+
+    cdef int _on_released(self, AdmissionReleased event, list out) except -1:
+        cdef slot_t slot = self.requests.find(event.request_id)
+        if slot == NO_SLOT or self.requests.rows[slot].state != STATE_DEFERRED:
+            return self.lifecycle.ignore(event.request_id, 0, out)
+        return self.admission.release(slot, event.placement, True, out)
+
+    cdef int _on_refreshed(self, OverlapRefreshed event, list out) except -1:
+        cdef slot_t slot = self.requests.find(event.request_id)
+        if slot == NO_SLOT or self.requests.rows[slot].state != STATE_REFRESHING or (
+                self.requests.rows[slot].ticket != event.ticket):
+            return self.lifecycle.ignore(event.request_id, 0, out)
+        return self.dispatcher.answer(slot, event.overlap, out)
+
+    cdef int _on_policy_replaced(self, PolicyReplaced event, list out) except -1:
+        cdef list built = self.builds.pop(0)
+        profile = self.config.in_force(event.profile)
+        if profile != self.profile:
+            self.reload.replace(self.profile, profile, built, out)
+            self.profile = profile
+        return 0
 
     # Requests that run.
 
@@ -283,11 +353,18 @@ cdef class Scheduler:
         self.fleet.ledger.add_output(slot, weight)
         return 0
 
+    cdef int _on_context_advanced(self, ContextAdvanced event, list out) except -1:
+        cdef slot_t slot = self.lifecycle.running(event.request_id, event.attempt)
+        if slot == NO_SLOT:
+            return self.lifecycle.ignore(event.request_id, event.attempt, out)
+        self.lifecycle.progress(slot)
+        return self.admission.advance_context(slot, event.context_tokens)
+
     cdef int _on_finished(self, RequestFinished event, list out) except -1:
         cdef slot_t slot = self.requests.find_attempt(event.request_id, event.attempt)
         if slot == NO_SLOT:
             return self.lifecycle.ignore(event.request_id, event.attempt, out)
-        return self.lifecycle.finish(slot, event.outcome is COMPLETED)
+        return self.lifecycle.finish(slot, event.outcome is COMPLETED, event.context_tokens)
 
     # Workers and their caches.
 
@@ -295,14 +372,16 @@ cdef class Scheduler:
         if self.fleet.is_stale(event.config, event.incarnation):
             return self._note(False)
         self.lifecycle.drop_ranks(self.fleet.leaving(event.config, event.incarnation), out)
-        return self.fleet.upsert(event.config, event.incarnation)
+        self.fleet.upsert(event.config, event.incarnation)
+        return self.backlog.follow_fleet()
 
     cdef int _on_worker_removed(self, WorkerRemoved event, list out) except -1:
         cdef slot_t worker = self.fleet.workers.find(event.worker_id)
         if worker == NO_SLOT:
             return self._note(False)
         self.lifecycle.drop_ranks(self.fleet.all_ranks(worker), out)
-        return self.fleet.remove(event.worker_id)
+        self.fleet.remove(event.worker_id)
+        return self.backlog.follow_fleet()
 
     cdef int _note(self, bint current) except -1:
         """Count a fact about a rank or worker that is not the current one."""
@@ -323,18 +402,15 @@ cdef class Scheduler:
 
     cdef bint _on_status_changed(self, WorkerStatusChanged event) except -1:
         cdef ns_t end_ns = NEVER_NS if event.lease_ns is None else self.now_ns + <ns_t>event.lease_ns
-        return self.fleet.set_mark(
+        cdef bint current = self.fleet.set_mark(
             event.worker_id, event.incarnation, event.source, event.available, event.overloaded, end_ns)
+        self.backlog.follow_fleet()
+        return current
 
     cdef bint _on_load_reported(self, LoadReported event) except -1:
         return self.fleet.report(
             event.worker_id, event.dp_rank, event.incarnation, event.sequence, event.prefill_tokens, event.blocks,
             event.requests)
-
-    cdef int _on_peer(self, Event event) except -1:
-        self.inspector.stale += self.fleet.exchange.apply(event)
-        self.fleet.note_relieved()
-        return 0
 
     # Decisions.
 
@@ -350,44 +426,18 @@ cdef class Scheduler:
             if self.placement.failure is not None:
                 raise self.placement.failure
             if slot != NO_SLOT:
-                self._place(slot, out)
+                self.dispatcher.place(slot, out)
                 if self.fleet.changes:
                     self.backlog.recheck()
                 continue
             slot = self.backlog.next_leftover()
-            if slot == NO_SLOT:
+            if slot != NO_SLOT:
+                self.backlog.withdraw(slot)
+                self.endings.reject(slot, self.backlog.would_queue(slot, self.requests.ids.id_of(slot)), out)
+            elif self.policies.has_news():
+                self.admission.deliver(out)
+            else:
                 return 0
-            self.backlog.remove(slot)
-            self.lifecycle.reject(slot, self.backlog.would_queue(slot, self.requests.ids.id_of(slot)), out)
-
-    cdef int _place(self, slot_t slot, list out) except -1:
-        """The one path to a booking: project, select, book, Dispatch; or the reason why not."""
-        cdef request_t* row = &self.requests.rows[slot]
-        cdef slot_t class_index = row.class_index
-        cdef slot_t rank = NO_SLOT
-        cdef Dispatch action
-        answer = self.placement.decide(slot, self.requests.request(slot), &self.generator, &rank)
-        if row.pin != NO_SLOT:
-            self.fleet.workers.unpin(row.pin)
-        if rank == NO_SLOT:
-            return self.lifecycle.reject(slot, self.backlog.refused(slot, self.requests.ids.id_of(slot), answer), out)
-        action = self._stamp(<Dispatch>answer, slot)
-        self.fleet.ledger.book(
-            slot, rank, action.prefill_tokens, row.sequence, row.sequence_length, row.outside, row.reserve)
-        self.fleet.touch(slot, row.path, row.path_length)
-        if self.fleet.strict and row.sequence_length:
-            self.fleet.note(rank)              # who shares its blocks needs less room there from now on
-        self.requests.start_running(slot, action.attempt, self.now_ns)
-        self.queue.charge(class_index, self.now_ns, self.queue.waiting.rows[slot].cost)
-        self.next_attempt += 1
-        out.append(action)
-        return self.fleet.exchange.booked(slot, action)
-
-    cdef Dispatch _stamp(self, Dispatch action, slot_t slot):
-        """Fill in what only the scheduler knows."""
-        action.attempt = self.next_attempt
-        action.wait_ns = self.now_ns - self.requests.rows[slot].arrival_ns
-        return action
 
     cdef int _park(self, list out) except -1:
         """Tell of everything that this batch has stored and that still waits, by seq."""
@@ -397,7 +447,9 @@ cdef class Scheduler:
         for i in range(self.backlog.stored):
             slot = self.backlog.still_waiting(i)
             if slot != NO_SLOT:
-                out.append(make_park(self.requests.ids.id_of(slot), self.requests.rows[slot].class_index, QUEUED))
+                out.append(make_park(
+                    self.requests.ids.id_of(slot), self.requests.rows[slot].class_index,
+                    DEFERRED if self.requests.rows[slot].state == STATE_DEFERRED else QUEUED))
         return 0
 
     # Reading. None of it changes the digest.
@@ -409,11 +461,11 @@ cdef class Scheduler:
         lets an older request go first, the answer is that of one that waits, even if both would run in that step.
         """
         self._check_owner()
-        accept((RequestArrived(self.now_ns, request),), self.now_ns, self.block_size)
+        accept((RequestArrived(self.now_ns, request),), self.now_ns, self.block_size, self.policies)
         reason = self._refusal(request)
         if reason is not None:
             return make_reject(request.request_id, reason, -1)
-        return self.forecast.answer(request, self.now_ns, self.generator, self.next_attempt)
+        return self.forecast.answer(request, self.now_ns, self.dispatcher.generator, self.dispatcher.next_attempt)
 
     def loads(self):
         """Load of every rank in canonical order: numpy structured array of LOAD_DTYPE, shape (ranks,). O(ranks)."""
@@ -425,15 +477,12 @@ cdef class Scheduler:
         Raises InvalidEvent as `step` would. Books nothing: what it says holds until the next step.
         """
         self._check_owner()
-        accept((RequestArrived(self.now_ns, request),), self.now_ns, self.block_size)
+        accept((RequestArrived(self.now_ns, request),), self.now_ns, self.block_size, self.policies)
         return self.forecast.potential_loads(request, self.now_ns)
 
     def replica_facts(self):
-        """All own bookings, for the other replicas: a ReplicaFacts, see PeerSynced. O(live requests).
-
-        Raises RuntimeError where SchedulerConfig.replica is not set.
-        """
-        return self.fleet.exchange.facts(self.next_attempt)
+        """All own bookings, for PeerSynced: a ReplicaFacts. Raises RuntimeError without SchedulerConfig.replica."""
+        return self.fleet.exchange.facts(self.dispatcher.next_attempt)
 
     def stats(self):
         """Counters and gauges: a SchedulerStats. O(classes)."""
@@ -442,8 +491,9 @@ cdef class Scheduler:
     def digest(self):
         """128 bits over the canonical state, as 32 hexadecimal digits (DESIGN 6). O(live requests, ranks, classes)."""
         return self.inspector.digest((
-            self.generator, self.backlog.next_seq, self.next_attempt, self.poisoned, self.lifecycle.draining,
-            self.lifecycle.drain_ns))
+            self.dispatcher.generator, self.backlog.next_seq, self.dispatcher.next_attempt,
+            self.dispatcher.next_ticket, self.poisoned, self.lifecycle.draining, self.lifecycle.drain_ns,
+            self.policies.dump() if self.policies.any else ()))
 
     def audit(self):
         """Recompute every total from live requests; returns the differences as text: none, ever. O(live requests)."""

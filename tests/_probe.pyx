@@ -5,7 +5,7 @@ A door converts and does nothing else: NO_SLOT becomes None, C rows become tuple
 from libc.stdlib cimport free, malloc
 from kvcore._heap cimport heap_free, heap_init, heap_push, heap_remove, heap_reserve, heap_t, key_less, key_t
 from kvcore._keys cimport fill_key, order_named
-from kvcore._requests cimport STATE_EVICTED, RequestTable, request_t
+from kvcore._requests cimport STATE_EVICTED, STATE_WAITING, TIMER_DEADLINE, TIMER_LOOK, RequestTable, request_t
 from kvcore._slots cimport SlotTable
 from kvcore._taints cimport TaintTable
 from kvcore._types cimport NEVER_NS, NO_SLOT, int32_t, int64_t, ns_t, slot_t, uint32_t, uint64_t
@@ -142,15 +142,16 @@ cdef class Requests:
         return self.table.open_unnamed(request, now_ns, block_size)
 
     def start_waiting(self, slot_t slot, uint64_t seq, look_ns=None):
-        self.table.start_waiting(slot, seq, NEVER_NS if look_ns is None else look_ns)
+        self.table.wait(slot, STATE_WAITING, seq)
+        self.look_again(slot, look_ns)
 
     def look_again(self, slot_t slot, look_ns=None):
-        self.table.look_again(slot, NEVER_NS if look_ns is None else look_ns)
+        self.table.set_timer(slot, TIMER_LOOK, NEVER_NS if look_ns is None else look_ns)
 
     def first_look(self):
         """(time, slot) of the look that is due first, or None."""
-        cdef ns_t look_ns = self.table.first_look_ns()
-        return None if look_ns == NEVER_NS else (look_ns, self.table.first_look())
+        cdef ns_t look_ns = self.table.first_timer_ns(TIMER_LOOK)
+        return None if look_ns == NEVER_NS else (look_ns, self.table.first_timer(TIMER_LOOK))
 
     def start_running(self, slot_t slot, int64_t attempt, ns_t now_ns):
         self.table.start_running(slot, attempt, now_ns)
@@ -164,8 +165,8 @@ cdef class Requests:
 
     def first_deadline(self):
         """(time, slot) of the deadline that is due first, or None."""
-        cdef ns_t due_ns = self.table.first_deadline_ns()
-        return None if due_ns == NEVER_NS else (due_ns, self.table.first_deadline())
+        cdef ns_t due_ns = self.table.first_timer_ns(TIMER_DEADLINE)
+        return None if due_ns == NEVER_NS else (due_ns, self.table.first_timer(TIMER_DEADLINE))
 
     def first_progress(self):
         """(time, slot) of the timer that is due first, or None."""

@@ -7,6 +7,9 @@ from kvcore._backlog cimport Backlog
 from kvcore._fleet cimport Fleet
 from kvcore._ledger_audit cimport ledger_faults
 from kvcore._placement cimport Placement
+from kvcore._endings cimport Endings
+from kvcore._inspect cimport Inspector
+from kvcore._policies cimport Policies
 from kvcore._requests cimport RequestTable
 from kvcore._types cimport NEVER_NS, NO_SLOT, NS_END, int32_t, int64_t, ns_t, slot_t, uint32_t, uint64_t
 from kvcore.request cimport Request, WorkerConfig
@@ -27,6 +30,7 @@ cdef class Room:
     cdef Fleet fleet
     cdef Placement placement
     cdef Backlog backlog
+    cdef Endings endings
 
     def __cinit__(self, config, workers):
         self.requests = RequestTable(False)
@@ -34,6 +38,8 @@ cdef class Room:
         pairs = [None] * len(config.effective_profile().classes)
         self.placement = Placement(self.fleet, self.requests, config, pairs)
         self.backlog = Backlog(config, self.requests, self.fleet, self.placement)
+        inspector = Inspector(config.effective_profile(), self.requests, self.backlog.queue, self.fleet)
+        self.endings = Endings(self.requests, self.fleet, inspector, Policies(None))
         for worker_id in workers:
             self.fleet.upsert(WorkerConfig(worker_id), 0)
 
@@ -55,8 +61,8 @@ cdef class Room:
 
     def end(self, slot_t slot):
         """Take a waiting request out, for good."""
-        self.backlog.remove(slot)
-        self.requests.close(slot)
+        self.backlog.withdraw(slot)
+        self.endings.abort(slot)
 
     def still_waiting(self):
         """Of what the batch has stored, in order: the slot, or None where it waits no longer."""

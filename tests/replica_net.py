@@ -276,7 +276,7 @@ class Net:
     # The books.
 
     def wanted(self, number: int) -> dict[RankName, tuple[int, int, int, int]]:
-        """By rank: requests, prefill tokens, active and held blocks. Output blocks are seen by their own router only."""
+        """By rank: requests, prefill tokens, active and held blocks. Outputs are seen by their own router only."""
         totals = {}
         for upsert in self.workers.values():
             for dp_rank in range(upsert.config.dp_size):

@@ -11,14 +11,15 @@ from tree import LINES_TARGET, ROOT, SOURCE_SUFFIXES, everywhere, imports, long_
 #: Every module of kvcore/, lowest first. A module imports from lower layers and from those before it in its own.
 LAYERS = {
     "vocabulary": ["_types"],
-    "values": ["errors", "request", "replica", "policy", "events", "actions", "config", "stats", "hashing", "_yaml_marks",
-               "policy_file", "policy_lint", "admission"],
+    "values": ["errors", "request", "replica", "policy", "events", "actions", "config", "stats", "hashing",
+               "_yaml_marks", "policy_file", "policy_lint", "admission"],
     "containers": ["_slots", "_heap", "_blocks", "_prefix", "_active", "_predicted", "_overtaking", "_elementary",
                    "_tournament"],
     "domain": ["_requests", "_keys", "_lanes", "_drr", "_marks", "_load", "_ledger", "_ledger_audit", "_taints",
                "_workers", "_peers"],
-    "decision": ["_exchange", "_fleet", "_selector", "_standings", "_overlaps", "_placement", "_tables", "_backlog", "_forecast",
-                 "_inspect", "_lifecycle", "_accept"],
+    "decision": ["_exchange", "_fleet", "_selector", "_standings", "_overlaps", "_placement", "_tables", "_backlog",
+                 "_inspect", "_policies", "_endings", "_admission", "_forecast", "_dispatch", "_lifecycle", "_reload",
+                 "_accept"],
     "scheduler": ["scheduler"],
     "record": ["_journal_codec", "_journal_values", "journal"],
     "public": ["__init__"],
@@ -46,11 +47,10 @@ CLOSED = {
     "_selector": {"_types", "_heap", "_blocks", "_prefix", "_active", "_load", "_ledger", "_elementary"},
 }
 
-#: Who may see events and actions: the door, the scheduler, Exchange: Peer* and Publish, Placement, which fills in a
-#: Dispatch, Backlog: Rejects; and the journal above them.
+#: Who may see events and actions: the door, the scheduler, who words an answer or hands it on; and the journal above.
 SEES_EVENTS = {"_accept", "_exchange", "scheduler", "_journal_values", "journal", "__init__"}
-SEES_ACTIONS = {"_exchange", "_placement", "_backlog", "_forecast", "_lifecycle", "scheduler", "_journal_values",
-                "journal", "__init__"}
+SEES_ACTIONS = {"_exchange", "_placement", "_backlog", "_endings", "_admission", "_forecast", "_dispatch", "_lifecycle",
+                "scheduler", "_journal_values", "journal", "__init__"}
 
 STDLIB = {
     "__future__", "collections.abc", "copy", "dataclasses", "difflib", "enum", "fractions", "hashlib", "itertools",

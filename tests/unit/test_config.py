@@ -24,7 +24,9 @@ def test_defaults():
         "default_busy_threshold_frac": None, "booking_ttl_ns": None, "index": IndexMode.EVENTS, "seed": 0,
         "weights": dataclasses.asdict(SelectionWeights()), "role": Role.PREFILL, "on_overload": OnOverload.REJECT,
         "overload_wait_ns": 30 * 10**9, "prefill_decay": PrefillDecay.NONE, "predict_ttl_ns": None,
-        "reported_load_ttl_ns": None, "capacity": None, "attempts_max": 8}
+        "reported_load_ttl_ns": None, "capacity": None, "attempts_max": 8, "refresh_after_ns": None,
+        "refresh_timeout_ns": 10**9, "pin_grace_ns": 0, "empty_fleet_wait_ns": 0, "replica": None,
+        "replica_generation": 0}
     assert Scheduler().config == Scheduler(None).config == config
 
 
@@ -126,11 +128,10 @@ def test_a_profile_built_by_hand_is_checked(profile):
         PolicyProfile(**profile)
 
 
-def test_what_this_version_cannot_do():
+def test_an_admission_policy_that_nobody_knows_is_refused_with_the_class():
     classes = (*PROFILE.classes, PolicyClass("b", 1, admission=AdmissionSpec("x")))
-    with pytest.raises(InvalidConfig) as caught:
-        SchedulerConfig(profile=dataclasses.replace(PROFILE, classes=classes))
-    assert str(caught.value) == "class 'b': no admission policy is available in this version"
+    with pytest.raises(InvalidPolicy, match="class \"b\": admission: unknown type 'x'"):
+        Scheduler(SchedulerConfig(profile=dataclasses.replace(PROFILE, classes=classes)))
 
 
 def test_capacity_given_with_the_configuration_wins():

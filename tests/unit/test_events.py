@@ -11,7 +11,7 @@ from enum import IntEnum
 
 import pytest
 
-from kvcore import actions, events, request
+from kvcore import actions, events, policy, replica, request
 from kvcore.actions import (
     Action,
     Dispatch,
@@ -21,14 +21,18 @@ from kvcore.actions import (
     IgnoredReason,
     Park,
     ParkReason,
+    Publish,
+    RefreshOverlap,
     Reject,
     RejectReason,
 )
 from kvcore.events import (
+    AdmissionReleased,
     BlocksCleared,
     BlocksRemoved,
     BlocksStored,
     CapacityHinted,
+    ContextAdvanced,
     DispatchAccepted,
     DispatchFailed,
     Drained,
@@ -36,6 +40,13 @@ from kvcore.events import (
     LoadReported,
     Outcome,
     OutputBlockAdded,
+    OverlapRefreshed,
+    PeerBooked,
+    PeerLost,
+    PeerPrefillCompleted,
+    PeerReleased,
+    PeerSynced,
+    PolicyReplaced,
     PrefillCompleted,
     RequestArrived,
     RequestCancelled,
@@ -46,6 +57,8 @@ from kvcore.events import (
     WorkerStatusChanged,
     WorkerUpserted,
 )
+from kvcore.policy import Arbitration, Capacity, QueuePolicy, synthetic_profile
+from kvcore.replica import FactKind, PeerFact, ReplicaFacts
 from kvcore.request import Overlap, Rank, Request, SelectionWeights, WorkerConfig
 
 INT64_MAX, U32, U64 = 2**63 - 1, 2**32 - 1, 2**64 - 1
@@ -56,8 +69,9 @@ FULL = Request(
     do_not_queue=True, pinned=RANK, allowed_workers=frozenset((3, U64)), block_hashes=(1, U64), sequence_hashes=(2,),
     overlap=Overlap(((RANK, 4), (Rank(1), 0)), shared=((0, 2),)), expected_output_tokens=0, track_prefill=False,
     required_taints=frozenset(("gpu", "fast")), preferred_taints=(("gpu", 0.5), ("slow", -1.0)),
-    weights=SelectionWeights(temperature=0.7))
+    weights=SelectionWeights(temperature=0.7), session_id="s", lifecycle=False)
 
+FACT = PeerFact(FactKind.BOOKED, "ä", INT64_MAX, 3, U64, U32, 4, (1, U64), 5, 6, 7, True)
 VALUES = [
     RANK, Rank(0), Overlap(), Overlap(((RANK, 7),)), Overlap(effective=((RANK, 0.5),), cached_tokens=((RANK, 9),)),
     SelectionWeights(), SelectionWeights(0.5, 0.1, 2.0, 0.2, 0.3, 0.4, 32.0, 0.7), Request("a", 1), FULL,
@@ -70,13 +84,20 @@ VALUES = [
     BlocksCleared(9, 1, 2, 3, Tier.HOST), WorkerStatusChanged(9, 1, 2), LoadReported(9, 1, 2, 3, 4, 5, 6, 7),
     WorkerStatusChanged(9, U64, INT64_MAX, "health", False, True, 5), DispatchAccepted(9, "a", 1),
     DispatchFailed(9, "a", 1), DispatchFailed(9, "a", 1, True), CapacityHinted(9), CapacityHinted(9, (RANK,)),
-    Drained(9, 99),
+    Drained(9, 99), ContextAdvanced(9, "a", 1, 2**53), AdmissionReleased(9, "a"), AdmissionReleased(9, "a", RANK),
+    OverlapRefreshed(9, "a", 1), OverlapRefreshed(9, "a", 1, Overlap(((RANK, 4),))),
+    PolicyReplaced(9, synthetic_profile(QueuePolicy.FCFS, None)),
     Dispatch("a", 1, U64, U32, 0, 16, 1, 17, 2, 2**62 - 1), Reject("a", RejectReason.DUPLICATE_ID),
     Reject("a", RejectReason.QUEUE_FULL_REQUESTS, 3, 5, 4, 1_000_000), Park("a", 2), Park("b", 2, ParkReason.QUEUED),
     Evict("a", 3, 1, EvictReason.WORKER_REMOVED), Ignored("a", 0), Ignored("a", 9, IgnoredReason.STALE),
+    RefreshOverlap("a", 3, (1, U64)),
+    FACT, PeerFact(FactKind.RELEASED, "p", 0, 1), ReplicaFacts("p", 1, 4, (FACT,)), Publish(FACT),
+    PeerBooked(9, "p", 1, 2, U64, U32, 3, (1, U64), 4, 5, 6), PeerPrefillCompleted(9, "p", 1, 2),
+    PeerReleased(9, "p", 1, 2), PeerReleased(9, "p", 1, 2, True), PeerLost(9, "p", 1),
+    PeerSynced(9, "p", 1, INT64_MAX, (FACT,)),
 ]
-NAMES = {name: item for module in (request, events, actions) for name, item in vars(module).items()
-         if isinstance(item, type)}
+NAMES = {name: item for module in (request, replica, events, actions) for name, item in vars(module).items()
+         if isinstance(item, type) and item.__module__ == module.__name__}
 every_value = pytest.mark.parametrize("value", VALUES, ids=lambda value: type(value).__name__)
 
 
@@ -134,9 +155,10 @@ def test_values_of_different_classes_are_not_equal():
 @every_value
 def test_the_repr_builds_the_value(value):
     text = repr(value)
-    for reason in (*RejectReason, *ParkReason, *EvictReason, *IgnoredReason, *Outcome, *Tier):
+    for reason in (*RejectReason, *ParkReason, *EvictReason, *IgnoredReason, *Outcome, *Tier, *QueuePolicy,
+                   *Arbitration, *Capacity, *FactKind):
         text = text.replace(repr(reason), f"{type(reason).__name__}.{reason.name}")
-    assert eval(text, NAMES.copy()) == value
+    assert eval(text, {**vars(policy), **NAMES}) == value
 
 
 def test_a_repr_names_its_fields():
@@ -209,7 +231,7 @@ def test_defaults():
         "request_id": "a", "prompt_tokens": 5, "policy_class": None, "strict_priority": 0, "priority_jump": 0.0,
         "deadline_ns": None, "do_not_queue": False, "pinned": None, "allowed_workers": None, "block_hashes": (),
         "sequence_hashes": None, "overlap": None, "expected_output_tokens": None, "track_prefill": True,
-        "required_taints": frozenset(), "preferred_taints": (), "weights": None}
+        "required_taints": frozenset(), "preferred_taints": (), "weights": None, "session_id": None, "lifecycle": True}
     assert Rank(3) == Rank(3, 0)
     assert Overlap() == Overlap((), (), (), (), (), ())
     assert SelectionWeights() == SelectionWeights(1.0, 0.0, 1.0, 0.75, 0.25, 0.0, 0.0, 0.0)
@@ -233,11 +255,12 @@ def test_reasons_are_labels():
         "DUPLICATE_ID": 1, "DEADLINE_EXPIRED": 2, "PINNED_WORKER_NOT_ALLOWED": 3, "PINNED_WORKER_UNAVAILABLE": 4,
         "NO_WORKERS": 5, "NO_ELIGIBLE_WORKER": 6, "QUEUE_FULL_REQUESTS": 7, "QUEUE_FULL_RAW_TOKENS": 8,
         "QUEUE_FULL_CACHED_TOKENS": 9, "WOULD_QUEUE": 10, "PINNED_WORKER_OVERLOADED": 11,
-        "ALL_ELIGIBLE_OVERLOADED": 12, "TOO_LARGE": 13, "SHUTTING_DOWN": 14, "RETRIES_EXHAUSTED": 15}
+        "ALL_ELIGIBLE_OVERLOADED": 12, "TOO_LARGE": 13, "SHUTTING_DOWN": 14, "RETRIES_EXHAUSTED": 15,
+        "ADMISSION_REFUSED": 16}
     assert {tier.name: tier.value for tier in Tier} == {"DEVICE": 0, "HOST": 1, "DISK": 2}
     assert [(reason.name, reason.value) for kind in (ParkReason, EvictReason, IgnoredReason, Outcome)
             for reason in kind] == [
-        ("QUEUED", 1), ("WORKER_REMOVED", 1), ("BOOKING_EXPIRED", 2), ("DRAIN_DEADLINE", 3), ("STALE", 1),
+        ("QUEUED", 1), ("DEFERRED", 2), ("WORKER_REMOVED", 1), ("BOOKING_EXPIRED", 2), ("DRAIN_DEADLINE", 3), ("STALE", 1),
         ("COMPLETED", 0), ("ABORTED", 1)]
 
 

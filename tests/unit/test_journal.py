@@ -15,7 +15,8 @@ from kvcore._journal_values import ACTIONS, CONFIG, EVENTS
 from kvcore.config import IndexMode, OnOverload, PrefillDecay, Role, SchedulerConfig
 from kvcore.errors import InvalidJournal, JournalMismatch
 from kvcore.journal import JournalBatch, JournalReader, JournalWriter, replay
-from kvcore.policy import Arbitration, CacheBucket, Capacity, PolicyClass, PolicyProfile, QueuePolicy
+from kvcore.policy import AdmissionSpec, Arbitration, CacheBucket, Capacity, PolicyClass, PolicyProfile, QueuePolicy
+from kvcore.replica import FactKind, PeerFact
 from kvcore.request import Overlap, Rank, Request, SelectionWeights, WorkerConfig
 from kvcore.scheduler import Scheduler
 
@@ -24,8 +25,17 @@ RANK = Rank(TOP, 2**32 - 1)
 FULL = Request(
     "r\u00e9\n\"", 2**53, "class", 2**32 - 1, math.inf, 2**62 - 1, True, RANK, frozenset((TOP, 0, 9)), (TOP, 0), (TOP,),
     Overlap(((RANK, 3),), ((RANK, 2),), ((RANK, 1),), ((RANK, 0.1),), ((RANK, 5),), ((0, 2), (4, 5))), 7, False,
-    frozenset(("b", "a")), (("a", -0.0), ("b", 0.1)), SelectionWeights(temperature=0.7))
+    frozenset(("b", "a")), (("a", -0.0), ("b", 0.1)), SelectionWeights(temperature=0.7), "s", False)
 WORKER = WorkerConfig(TOP, 3, 2, 4096, 10**6, 12, frozenset(("b", "a")), 5)
+PROFILE = PolicyProfile(
+    (PolicyClass("a", 3, QueuePolicy.WSPT, "f", "all", 5, 1.5, 6, 7, 8, 9), PolicyClass("b", 1, QueuePolicy.EDF)),
+    (CacheBucket("all", 0),), "f", Arbitration.REFERENCE, Capacity.STRICT)
+AGENTS = PolicyProfile(
+    (PolicyClass("a", 3, policy_family="f", cache_bucket="all", admission=AdmissionSpec("t", {"n": 1, "m": [2.5]})),),
+    (CacheBucket("all", 0),), "f")
+FACTS = (
+    PeerFact(FactKind.BOOKED, "p", 2, 1, TOP, 5, 6, (TOP, 0), 7, 8, 9), PeerFact(FactKind.PREFILL_COMPLETED, "p", 2, 1),
+    PeerFact(FactKind.RELEASED, "p", 2, 1, completed=True))
 EVENT_SAMPLES = (
     events.RequestArrived(2**62 - 1, FULL), events.RequestArrived(0, Request("r", 1)),
     events.RequestArrived(0, Request("r", 1, allowed_workers=frozenset(), sequence_hashes=(), overlap=Overlap())),
@@ -39,22 +49,28 @@ EVENT_SAMPLES = (
     events.WorkerStatusChanged(1, 2, 3), events.WorkerStatusChanged(1, 2, 3, "health", False, True, 9),
     events.LoadReported(1, 2, 3, 4, 5), events.LoadReported(1, 2, 3, 4, 5, 6, 7, 8), events.CapacityHinted(1),
     events.CapacityHinted(1, ()), events.CapacityHinted(1, (RANK, Rank(0))), events.Drained(1, 2**62 - 1),
-    events.TimerFired(0),
+    events.ContextAdvanced(1, "r", 2, 2**53), events.AdmissionReleased(1, "r"), events.AdmissionReleased(1, "r", RANK),
+    events.OverlapRefreshed(1, "r", 2), events.OverlapRefreshed(1, "r", 2, Overlap(((RANK, 3),))),
+    events.PolicyReplaced(1, PROFILE), events.PolicyReplaced(1, AGENTS), events.TimerFired(0),
+    events.PeerBooked(1, "p", 2, 3, TOP), events.PeerBooked(1, "p", 2, 3, 4, 5, 6, (TOP, 0), 7, 8, 9),
+    events.PeerPrefillCompleted(1, "p", 2, 3), events.PeerReleased(1, "p", 2, 3),
+    events.PeerReleased(1, "p", 2, 3, True), events.PeerLost(1, "p", 2**62), events.PeerSynced(1, "p", 2, 3),
+    events.PeerSynced(1, "p", 2, 3, FACTS),
 )
 ACTION_SAMPLES = (
     actions.Dispatch("r", 1, TOP, 3, 4, 5, 6, 7, 8, 9), actions.Park("r", 1),
     *[actions.Reject("r", reason) for reason in actions.RejectReason],
     actions.Reject("r", actions.RejectReason.QUEUE_FULL_REQUESTS, 1, 2, 3, 4),
     *[actions.Evict("r", 1, TOP, reason) for reason in actions.EvictReason], actions.Ignored("r", 0),
+    actions.RefreshOverlap("r", 1, (TOP, 0)), actions.Park("r", 1, actions.ParkReason.DEFERRED),
+    *[actions.Publish(fact) for fact in FACTS],
 )
-PROFILE = PolicyProfile(
-    (PolicyClass("a", 3, QueuePolicy.WSPT, "f", "all", 5, 1.5, 6, 7, 8, 9), PolicyClass("b", 1, QueuePolicy.EDF)),
-    (CacheBucket("all", 0),), "f", Arbitration.REFERENCE, Capacity.STRICT)
 CONFIG_SAMPLES = (
     SchedulerConfig(), SchedulerConfig(default_busy_threshold_frac=math.inf, seed=TOP),
     SchedulerConfig(32, None, QueuePolicy.LCFS, 0.1, 5, IndexMode.APPROXIMATE, TOP, SelectionWeights(0.1, 0.2),
-                    Role.DECODE, OnOverload.WAIT, 7, PrefillDecay.LINEAR, 8, 9, Capacity.STRICT, 3),
-    SchedulerConfig(profile=PROFILE),
+                    Role.DECODE, OnOverload.WAIT, 7, PrefillDecay.LINEAR, 8, 9, Capacity.STRICT, 3, 4, 5, 6, 7,
+                    "p\u00e9", 2**63 - 1),
+    SchedulerConfig(profile=PROFILE), SchedulerConfig(profile=AGENTS),
 )
 
 
