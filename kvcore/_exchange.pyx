@@ -110,7 +110,7 @@ cdef class Exchange:
             return not self._hear_released(<PeerReleased>event)
         if kind is PeerLost:
             return not self._hear_lost(<PeerLost>event)
-        return self._hear_all(<PeerSynced>event)
+        return self._hear_all(<PeerSynced?>event)
 
     cdef Peer _speaker(self, str name, int64_t generation):
         """The peer that speaks; None: its generation is over, or it is an echo of our own name."""
