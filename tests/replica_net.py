@@ -34,6 +34,11 @@ from kvcore.request import Request, WorkerConfig
 BLOCK = 4
 PATHS = ((), (11, 12, 13, 14), (11, 12, 23, 24), (11, 32), (91, 92, 93, 94))
 RankName = tuple[int, int]
+PROMPTS = (8, 3, 1, 4, 15, 16)
+STEPS_NS = (0, 1, 5, 20)
+#: What may happen, by how often it is chosen.
+REQUESTS = ("arrive",) * 6 + ("progress",) * 7 + ("answer", "wait", "wait")
+WORLD = (*REQUESTS, *REQUESTS, "sync", "sync", "part", "crash", "notice", "restart", "upsert", "remove", "blink")
 
 
 @dataclass(frozen=True)
@@ -303,3 +308,33 @@ class Net:
         return [f"{router.name} sees {self.seen(number)}, there is {self.wanted(number)}"
                 for number, router in enumerate(self.routers)
                 if router.up and self.seen(number) != self.wanted(number)]
+
+
+def play(net: Net, letters, kinds) -> None:
+    """Each letter does one thing to one router, or to all."""
+    for worker_id in (1, 2):
+        net.upsert(worker_id, worker_id, max_batched_tokens=40, total_kv_blocks=12, max_requests=4)
+    for letter in letters:
+        kind, number, first, second = letter
+        happen(net, kinds[kind % len(kinds)], number % len(net.routers), first, second)
+
+
+def happen(net: Net, kind: str, number: int, first: int, second: int) -> None:
+    match kind:
+        case "arrive":
+            expected = (None, None, 8)[first % 3]
+            net.arrive(number, PROMPTS[first % len(PROMPTS)], second % len(PATHS), expected)
+        case "progress":
+            net.progress(number, first, second)
+        case "wait":
+            net.pass_time(STEPS_NS[first % len(STEPS_NS)])
+        case "part":
+            net.part(number, first % len(net.routers))
+        case "upsert":
+            net.upsert(1 + first % 3, 1 + second % 2, restarts=second % 3 == 0, total_kv_blocks=12)
+        case "remove":
+            net.remove(1 + first % 3)
+        case "blink":
+            net.blink(number, 1 + first % 3)
+        case _:
+            getattr(net, kind)(number)

@@ -33,9 +33,9 @@ class PeerLetters:
         return max(1, (1 if known is None else known.synced_below) - 3 + self.pick(ATTEMPTS))
 
     def told_attempt(self, name: str) -> int:
-        """An attempt, mostly one that lives."""
+        """An attempt, mostly one that lives, here or on a rank that has gone."""
         known = self.oracle.peers.get(name)
-        live = sorted(known.live) if known is not None else []
+        live = sorted({*known.live, *known.adrift}) if known is not None else []
         number = self.attempt(name)
         return live[number % len(live)] if live and self.pick((True, True, False)) else number
 
@@ -49,7 +49,8 @@ class PeerLetters:
 
     def peer_booked(self) -> PeerBooked:
         name, generation = self.speaker()
-        return PeerBooked(self.now_ns, name, generation, self.attempt(name), **self.load(self.paths))
+        attempt = self.pick((self.attempt,) * 5 + (self.told_attempt,))(name)
+        return PeerBooked(self.now_ns, name, generation, attempt, **self.load(self.paths))
 
     def peer_prefill(self) -> PeerPrefillCompleted:
         name, generation = self.speaker()

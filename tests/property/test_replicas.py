@@ -3,57 +3,21 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from replica_net import PATHS, Faults, Net
+from replica_net import REQUESTS, WORLD, Faults, Net, play
 from stand_in import StandIn
 
-from kvcore.config import PrefillDecay
 from kvcore.policy import Capacity
 from kvcore.scheduler import Scheduler
 
-PROMPTS = (8, 3, 1, 4, 15, 16)
-STEPS_NS = (0, 1, 5, 20)
 CONFIGS = ({}, {"default_busy_threshold_frac": 1.0}, {"capacity": Capacity.STRICT}, {"booking_ttl_ns": 60})
 FAULTS = st.builds(Faults, st.sampled_from((0.0, 0.2, 0.6)), st.sampled_from((0.0, 0.3)), st.sampled_from((0, 10, 50)))
 WHOLE = st.builds(Faults, st.just(0.0), st.sampled_from((0.0, 0.3)), st.sampled_from((0, 10, 50)))
 LETTER = st.binary(min_size=4, max_size=4)
 LETTERS = st.one_of(st.lists(LETTER, max_size=15), st.lists(LETTER, min_size=25, max_size=70))
-#: What may happen, by how often it is chosen.
-REQUESTS = ("arrive",) * 6 + ("progress",) * 7 + ("answer", "wait", "wait")
-WORLD = (*REQUESTS, *REQUESTS, "sync", "sync", "part", "crash", "notice", "restart", "upsert", "remove", "blink")
 #: The oracle is the protocol in plain Python: a few runs show that it is sound by itself.
 MAKERS = {"core": Scheduler, "oracle": StandIn}
-
-
-def play(net: Net, letters, kinds) -> None:
-    """Each letter does one thing to one router, or to all."""
-    for worker_id in (1, 2):
-        net.upsert(worker_id, worker_id, max_batched_tokens=40, total_kv_blocks=12, max_requests=4)
-    for letter in letters:
-        kind, number, first, second = letter
-        happen(net, kinds[kind % len(kinds)], number % len(net.routers), first, second)
-
-
-def happen(net: Net, kind: str, number: int, first: int, second: int) -> None:
-    match kind:
-        case "arrive":
-            expected = (None, None, 8)[first % 3]
-            net.arrive(number, PROMPTS[first % len(PROMPTS)], second % len(PATHS), expected)
-        case "progress":
-            net.progress(number, first, second)
-        case "wait":
-            net.pass_time(STEPS_NS[first % len(STEPS_NS)])
-        case "part":
-            net.part(number, first % len(net.routers))
-        case "upsert":
-            net.upsert(1 + first % 3, 1 + second % 2, restarts=second % 3 == 0, total_kv_blocks=12)
-        case "remove":
-            net.remove(1 + first % 3)
-        case "blink":
-            net.blink(number, 1 + first % 3)
-        case _:
-            getattr(net, kind)(number)
 
 
 def drawn(data, make, faults=FAULTS) -> Net:

@@ -1,4 +1,4 @@
-"""What other replicas can have said, and what nobody can mean: core and oracle refuse the same, before anything changes."""
+"""What other replicas can have said, and what nobody can mean: core and oracle refuse the same, and nothing changes."""
 
 from __future__ import annotations
 

@@ -29,7 +29,8 @@ class Peer(Story):
     """A scheduler that hears of replica "p", generation 1 unless said."""
 
     def booked(self, attempt: int, worker_id: int = 1, *, name: str = "p", generation: int = 1, dp_rank: int = 0,
-               incarnation: int = 0, hashes: tuple[int, ...] = (), unnamed: int = 0, prefill: int = 0, reserve: int = 0):
+               incarnation: int = 0, hashes: tuple[int, ...] = (), unnamed: int = 0, prefill: int = 0,
+               reserve: int = 0):
         return self.many(PeerBooked(self.now, name, generation, attempt, worker_id, dp_rank, incarnation, hashes,
                                     unnamed, prefill, reserve))
 

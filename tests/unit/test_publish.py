@@ -1,4 +1,4 @@
-"""What a scheduler tells other replicas of its bookings, where among its answers, and that it is silent unless asked."""
+"""What a scheduler tells other replicas of its bookings, where among its answers, and that others are silent."""
 
 from __future__ import annotations
 
