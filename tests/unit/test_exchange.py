@@ -335,6 +335,16 @@ def test_a_completed_release_is_credited_and_another_one_is_not():
         assert story.row()[1] == left
 
 
+def test_a_prefill_that_was_over_when_it_was_heard_of_is_no_work_of_the_oldest():
+    story = Peer(prefill_decay=PrefillDecay.LINEAR)
+    story.upsert(1, prefill_tokens_per_s=10**9)
+    story.booked(1, prefill=20)
+    story.at(5).prefilled(2)
+    story.booked(2, prefill=4)
+    story.synced(4, fact(BOOKED, 1), fact(BOOKED, 2), fact(BOOKED, 3, prefill_tokens=4), fact(PREFILLED, 3))
+    assert story.row()[:2] == (3, 15)
+
+
 def test_peek_and_potential_loads_see_peers():
     story = Peer(1, profile=profile(prefill_busy_threshold=10))
     story.booked(1, prefill=11, hashes=(1, 2))
