@@ -100,7 +100,8 @@ class SchedulerConfig:
     empty_fleet_wait_ns: the same for a fleet without workers.
     replica: the name under which this scheduler tells others of its bookings (Publish); None: it tells nobody. It may
         hear of theirs in both cases. Names should be few: each that was ever heard of is remembered.
-    replica_generation: 0..2^63-1, higher at every start under the same name, so that attempts never collide.
+    replica_generation: 0..2^63-1, higher at every start under the same name, also from a snapshot, so that attempts
+        never collide.
     """
 
     block_size: int = 16

@@ -321,7 +321,8 @@ class PeerLost(Event):
     """A replica of this generation, or an older one, is gone: what it has booked is released, here and only here.
 
     Whatever it still has said is stale. A fact of a newer generation brings it back, and loses the older one by itself.
-    The core has no time-out for replicas: whoever carries their facts notices that one has gone silent.
+    The core has no time-out for replicas: whoever carries their facts notices that one has gone silent. One that was only
+    out of reach must come back under a newer generation, if need be one that its driver writes into what it sends.
     """
 
     peer: str
