@@ -149,6 +149,7 @@ class Publish(Action):
     """Tell the other replicas, which step `peer_event(now_ns, fact)` (DESIGN D19). Only with SchedulerConfig.replica.
 
     Stands right behind the Dispatch or Evict that it is about; else it is the first answer to the fact that it follows.
+    Facts of one step are best stepped in one batch: room that was taken again at once is then not given twice.
     """
 
     fact: PeerFact

@@ -403,6 +403,24 @@ def test_routers_talk_to_each_other():
     assert (type(told), told.next_attempt) == (ReplicaFacts, 4)
 
 
+@pytest.mark.parametrize(("batched", "answer"), [(True, ""), (False, "D w")])
+def test_facts_of_one_step_belong_into_one_batch(batched, answer):
+    """Room that has been taken again in the same step is then not given away twice."""
+    one, other = Peer(1, replica="p", replica_generation=1, default_busy_threshold_frac=0.0), Peer(
+        1, replica="o", default_busy_threshold_frac=0.0)
+
+    def tell(actions) -> str:
+        events = [peer_event(0, action.fact) for action in actions if isinstance(action, Publish)]
+        batches = [events] if batched else [[event] for event in events]
+        told = [action for batch in batches for action in other.many(*batch)]
+        return short([action for action in told if not isinstance(action, Publish)])
+
+    assert tell(one.arrive("x")) == ""
+    assert short(other.arrive("w")) == "P w"
+    assert short(one.arrive("y")) == "P y"
+    assert tell(one.finish("x", 1)) == answer
+
+
 def test_own_bookings_end_before_those_of_peers_when_a_worker_goes():
     story = Peer(1, replica="o")
     story.booked(1, prefill=5, hashes=(1, 2))
