@@ -63,6 +63,8 @@ from kvcore.events import (
     WorkerUpserted,
     peer_event,
 )
+from kvcore.explanation import Decision, Explanation, QueueEntry, RankView, Score
+from kvcore.explanation_text import text as explanation_text
 from kvcore.journal import JournalBatch, JournalReader, JournalReplay, JournalWriter
 from kvcore.journal import replay as replay_journal
 from kvcore.policy import (
@@ -98,6 +100,7 @@ __all__ = [
     "CapacityHinted",
     "ClassStats",
     "ContextAdvanced",
+    "Decision",
     "Dispatch",
     "DispatchAccepted",
     "DispatchFailed",
@@ -105,6 +108,7 @@ __all__ = [
     "Event",
     "Evict",
     "EvictReason",
+    "Explanation",
     "FactKind",
     "Ignored",
     "IgnoredReason",
@@ -141,8 +145,10 @@ __all__ = [
     "PrefillCompleted",
     "PrefillDecay",
     "Publish",
+    "QueueEntry",
     "QueuePolicy",
     "Rank",
+    "RankView",
     "RefreshOverlap",
     "Reject",
     "RejectReason",
@@ -155,6 +161,7 @@ __all__ = [
     "Scheduler",
     "SchedulerConfig",
     "SchedulerStats",
+    "Score",
     "SelectionWeights",
     "Tier",
     "TimerFired",
@@ -162,6 +169,7 @@ __all__ = [
     "WorkerRemoved",
     "WorkerStatusChanged",
     "WorkerUpserted",
+    "explanation_text",
     "load_policy",
     "peer_event",
     "replay_journal",

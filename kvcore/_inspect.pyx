@@ -51,21 +51,19 @@ cdef class Inspector:
     cdef object stats(self):
         cdef slot_t i
         cdef slot_t live = self._requests.ids.count()
-        cdef int64_t dispatched = 0
         cdef class_t* row
         cdef ClassQueue queue
         classes = []
         for i in range(self._queue.count):
             row = &self._queue.classes[i]
             queue = self._queue.queue(i)
-            dispatched += row.dispatched
             classes.append(ClassStats(
                 self._profile.classes[i].name, self._queue.usage(i, LIMIT_REQUESTS),
                 self._queue.usage(i, LIMIT_RAW_TOKENS), self._queue.usage(i, LIMIT_CACHED_TOKENS),
                 saturated(queue.cost + queue.held_cost), row.deficit, row.dispatched, saturated(row.dispatched_cost),
                 self._class_rejected[i]))
         return SchedulerStats(
-            arrived=self.arrived, dispatched=dispatched,
+            arrived=self.arrived, dispatched=self._queue.dispatched,
             rejected={reason.name: self._rejected[reason] for reason in sorted(self._rejected)},
             completed=self.completed, aborted=self.aborted, evicted=self.evicted, stale_events=self.stale,
             unknown_class_names=self.unknown_names, live_requests=live,

@@ -79,6 +79,10 @@ cdef class ClassQueue:
     cdef void take(self, slot_t item) noexcept
     cdef void remove(self, slot_t item) noexcept
     cdef slot_t candidate(self, head_test_t test, void* judge) noexcept
+    cdef int32_t ahead_of(self, slot_t item, int32_t most) noexcept
+    cdef slot_t head_of(self, slot_t item) noexcept
+    cdef slot_t elder_of(self, slot_t item) noexcept
+    cdef int64_t overtaken(self, slot_t item) noexcept
     cdef slot_t blocked_shared(self) noexcept
     cdef void recheck_shared(self) noexcept
     cdef void recheck_lane(self, slot_t rank) noexcept

@@ -321,8 +321,8 @@ class PeerLost(Event):
     """A replica of this generation, or an older one, is gone: what it has booked is released, here and only here.
 
     Whatever it still has said is stale. A fact of a newer generation brings it back, and loses the older one by itself.
-    The core has no time-out for replicas: whoever carries their facts notices that one has gone silent. One that was only
-    out of reach must come back under a newer generation, if need be one that its driver writes into what it sends.
+    The core has no time-out for replicas: whoever carries their facts notices that one has gone silent. One that was
+    only out of reach must come back under a newer generation, if need be one that its driver writes into what it sends.
     """
 
     peer: str
@@ -378,10 +378,6 @@ AnyEvent: TypeAlias = (
     | PeerSynced
     | TimerFired
 )
-
-
-#: What another replica tells.
-PEER_KINDS = (PeerBooked, PeerPrefillCompleted, PeerReleased, PeerLost, PeerSynced)
 
 
 def peer_event(

@@ -260,7 +260,8 @@ def test_reasons_are_labels():
     assert {tier.name: tier.value for tier in Tier} == {"DEVICE": 0, "HOST": 1, "DISK": 2}
     assert [(reason.name, reason.value) for kind in (ParkReason, EvictReason, IgnoredReason, Outcome)
             for reason in kind] == [
-        ("QUEUED", 1), ("DEFERRED", 2), ("WORKER_REMOVED", 1), ("BOOKING_EXPIRED", 2), ("DRAIN_DEADLINE", 3), ("STALE", 1),
+        ("QUEUED", 1), ("DEFERRED", 2), ("WORKER_REMOVED", 1), ("BOOKING_EXPIRED", 2), ("DRAIN_DEADLINE", 3),
+        ("STALE", 1),
         ("COMPLETED", 0), ("ABORTED", 1)]
 
 

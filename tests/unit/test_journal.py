@@ -68,7 +68,7 @@ ACTION_SAMPLES = (
 CONFIG_SAMPLES = (
     SchedulerConfig(), SchedulerConfig(default_busy_threshold_frac=math.inf, seed=TOP),
     SchedulerConfig(32, None, QueuePolicy.LCFS, 0.1, 5, IndexMode.APPROXIMATE, TOP, SelectionWeights(0.1, 0.2),
-                    Role.DECODE, OnOverload.WAIT, 7, PrefillDecay.LINEAR, 8, 9, Capacity.STRICT, 3, 4, 5, 6, 7,
+                    Role.DECODE, OnOverload.WAIT, 7, PrefillDecay.LINEAR, 8, 9, Capacity.STRICT, 3, 4, 5, 6, 7, 8,
                     "p\u00e9", 2**63 - 1),
     SchedulerConfig(profile=PROFILE), SchedulerConfig(profile=AGENTS),
 )
