@@ -96,4 +96,4 @@ cdef class Dispatcher:
             row.class_index, self._fleet.ledger.now_ns, self._backlog.queue.waiting.rows[slot].cost)
         self.next_attempt += 1
         out.append(action)
-        return 0
+        return self._fleet.exchange.booked(slot, action)

@@ -64,6 +64,11 @@ def _is_int(value: object) -> bool:
     return type(value) is int
 
 
+def _is_name(value: object) -> bool:
+    """Non-empty text without lone surrogates."""
+    return isinstance(value, str) and value != "" and not any("\ud800" <= letter <= "\udfff" for letter in value)
+
+
 @dataclass(frozen=True)
 class SchedulerConfig:
     """Configuration of one scheduler. Same configuration and same events: same actions and digest.
@@ -95,6 +100,10 @@ class SchedulerConfig:
     empty_fleet_wait_ns: the same for a fleet without workers.
     decisions_kept: the last so many decisions are kept with their score tables, for `explain` and `decisions`,
         0..2^20; at most some 4 kB each, and a look at every candidate for each dispatch. 0: none are.
+    replica: the name under which this scheduler tells others of its bookings (Publish); None: it tells nobody. It may
+        hear of theirs in both cases. Names should be few: each that was ever heard of is remembered.
+    replica_generation: 0..2^63-1, higher at every start under the same name, also from a snapshot, so that attempts
+        never collide.
     """
 
     block_size: int = 16
@@ -118,6 +127,8 @@ class SchedulerConfig:
     pin_grace_ns: int = 0
     empty_fleet_wait_ns: int = 0
     decisions_kept: int = 0
+    replica: str | None = None
+    replica_generation: int = 0
 
     def __post_init__(self) -> None:
         if not _is_int(self.block_size) or not 1 <= self.block_size <= 2**31 - 1:
@@ -155,6 +166,10 @@ class SchedulerConfig:
             raise InvalidConfig(f"weights: {fault}")
         if self.capacity is not None and not isinstance(self.capacity, Capacity):
             raise InvalidConfig(f"capacity must be a Capacity or None, not {self.capacity!r}")
+        if self.replica is not None and not _is_name(self.replica):
+            raise InvalidConfig(f"replica must be None or non-empty text that UTF-8 can carry, not {self.replica!r}")
+        if not _is_int(self.replica_generation) or not 0 <= self.replica_generation < 2**63:
+            raise InvalidConfig(f"replica_generation must be 0..2^63-1, not {self.replica_generation!r}")
         if self.profile is not None and not isinstance(self.profile, PolicyProfile):
             raise InvalidConfig(f"profile must be a PolicyProfile, not {type(self.profile).__name__}")
 

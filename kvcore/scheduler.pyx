@@ -109,7 +109,7 @@ cdef class Scheduler:
         self.policies.adopt(None, profile, self.policies.build(profile), 0)
         distinct, pairs = threshold_pairs(profile)
         self.requests = RequestTable(config.booking_ttl_ns is not None)
-        self.fleet = Fleet(config, distinct)
+        self.fleet = Fleet(config, distinct, self.requests)
         self.placement = Placement(self.fleet, self.requests, config, pairs)
         self.backlog = Backlog(config, self.requests, self.fleet, self.placement)
         self.queue = self.backlog.queue
@@ -160,7 +160,7 @@ cdef class Scheduler:
             if built is not None:
                 self.builds = built
             self.poisoned = True               # until the batch is through
-            out = []
+            out = self.fleet.exchange.out = []
             self.backlog.begin_batch()
             for event in events:
                 self._advance((<Event>event).now_ns, out)
@@ -432,6 +432,10 @@ cdef class Scheduler:
         self._check_owner()
         accept((RequestArrived(self.now_ns, request),), self.now_ns, self.block_size, self.policies)
         return self.forecast.potential_loads(request, self.now_ns)
+
+    def replica_facts(self):
+        """All own bookings, for PeerSynced: a ReplicaFacts. Raises RuntimeError without SchedulerConfig.replica."""
+        return self.fleet.exchange.facts(self.dispatcher.next_attempt)
 
     def stats(self):
         """Counters and gauges: a SchedulerStats. O(classes)."""

@@ -34,7 +34,7 @@ cdef class Room:
 
     def __cinit__(self, config, workers):
         self.requests = RequestTable(False)
-        self.fleet = Fleet(config, [])
+        self.fleet = Fleet(config, [], self.requests)
         pairs = [None] * len(config.effective_profile().classes)
         self.placement = Placement(self.fleet, self.requests, config, pairs)
         self.backlog = Backlog(config, self.requests, self.fleet, self.placement)
@@ -89,7 +89,7 @@ cdef class Ships:
     cdef Fleet fleet
 
     def __cinit__(self, list thresholds, **config):
-        self.fleet = Fleet(SchedulerConfig(**config), thresholds)
+        self.fleet = Fleet(SchedulerConfig(**config), thresholds, RequestTable(False))
 
     def rank(self, worker_id, uint32_t dp_rank=0):
         return or_none(self.fleet.workers.find_rank(worker_id, dp_rank))
