@@ -47,6 +47,7 @@ cdef class Backlog:
     cdef int come_back(self, slot_t slot) except -1
     cdef int withdraw(self, slot_t slot) except -1
     cdef int rejoin(self, slot_t slot, bint deferred) except -1
+    cdef int keep_pin(self, slot_t slot) except -1
     cdef int follow_fleet(self) except -1
     cdef void sort_stored(self) noexcept
     cdef int look_again(self, slot_t slot, ns_t idle_until_ns) except -1
@@ -61,7 +62,6 @@ cdef class Backlog:
     cdef list faults(self, head_test_t test, void* judge)
 
     cdef int _note(self, slot_t slot) except -1
-    cdef int _keep_pin(self, slot_t slot) except -1
     cdef int _enter(self, slot_t slot) except -1
     cdef int _set_grace(self, slot_t slot) except -1
     cdef ns_t _first_look_ns(self, const request_t* row) noexcept

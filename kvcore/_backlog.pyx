@@ -106,7 +106,7 @@ cdef class Backlog:
         """Hold a classified request back in its class. Takes a seq; limits have been tested."""
         self.next_seq += 1
         self._note(slot)
-        self._keep_pin(slot)
+        self.keep_pin(slot)
         self._requests.wait(slot, STATE_DEFERRED, self._requests.rows[slot].seq)
         self.queue.hold(slot, self._requests.rows[slot].class_index)
         return 0
@@ -134,7 +134,7 @@ cdef class Backlog:
     cdef int _enter(self, slot_t slot) except -1:
         """Into its class, ready to run."""
         cdef request_t* row = &self._requests.rows[slot]
-        self._keep_pin(slot)
+        self.keep_pin(slot)
         self._requests.wait(slot, STATE_WAITING, row.seq)
         self._requests.set_timer(slot, TIMER_LOOK, self._first_look_ns(row))
         if self._fleet.graced:
@@ -151,7 +151,7 @@ cdef class Backlog:
         self.stored += 1
         return 0
 
-    cdef int _keep_pin(self, slot_t slot) except -1:
+    cdef int keep_pin(self, slot_t slot) except -1:
         """The row of the rank that a request is pinned to stays what it is until the request ends."""
         cdef request_t* row = &self._requests.rows[slot]
         cdef Rank pinned = self._requests.request(slot).pinned

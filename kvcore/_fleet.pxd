@@ -70,6 +70,7 @@ cdef class Fleet:
     cdef int advance(self, ns_t now_ns) except -1
     cdef ns_t next_due_ns(self, bint awaited) noexcept
     cdef bint knows_blocks(self) noexcept
+    cdef int start_report(self, slot_t rank, ns_t end_ns) except -1
     cdef ns_t report_end_ns(self, slot_t rank) noexcept
     cdef int touch(self, slot_t slot, const uint64_t* path, int32_t length) except -1
     cdef void note(self, slot_t rank) noexcept

@@ -177,8 +177,6 @@ cdef class Fleet:
             int64_t blocks, int64_t requests) except -1:
         """What an engine says of its load. False: stale."""
         cdef slot_t rank = self.workers.told_rank(worker_id, dp_rank, incarnation)
-        cdef key_t key
-        cdef ns_t end_ns
         if rank == NO_SLOT:
             return False
         heap_reserve(&self._report_ends, self._report_ends.size + 1)
@@ -186,8 +184,14 @@ cdef class Fleet:
             return False
         if self._report_ttl_ns == NEVER_NS:
             return True
+        self.start_report(rank, self.ledger.now_ns + self._report_ttl_ns)
+        self.note(rank)
+        return True
+
+    cdef int start_report(self, slot_t rank, ns_t end_ns) except -1:
+        """The report of a rank counts until then; NS_END or later: until there is another."""
+        cdef key_t key
         self._end_report(rank)
-        end_ns = self.ledger.now_ns + self._report_ttl_ns
         if end_ns < NS_END:
             self._reports += 1
             key.tier = 0
@@ -195,8 +199,7 @@ cdef class Fleet:
             key.second = 0
             key.seq = self._reports
             heap_push(&self._report_ends, &key, rank, self._report_pos)
-        self.note(rank)
-        return True
+        return 0
 
     cdef void _end_report(self, slot_t rank) noexcept:
         """The end of a rank's report need not be waited for any more."""

@@ -52,7 +52,7 @@ _OVERLAP = Table(
     Overlap, full=False, device=ranked(INTEGER), host=ranked(INTEGER), disk=ranked(INTEGER), effective=ranked(REAL),
     cached_tokens=ranked(INTEGER), shared=rows_of(INTEGER, INTEGER))
 
-_REQUEST = Row(
+REQUEST = Row(
     Request, request_id=TEXT, prompt_tokens=INTEGER, policy_class=optional(TEXT), strict_priority=INTEGER,
     priority_jump=REAL, deadline_ns=_COUNT, do_not_queue=FLAG, pinned=optional(RANK),
     allowed_workers=optional(set_of(INTEGER)), block_hashes=HASHES, sequence_hashes=optional(HASHES),
@@ -60,7 +60,7 @@ _REQUEST = Row(
     required_taints=set_of(TEXT), preferred_taints=rows_of(TEXT, REAL), weights=optional(_WEIGHTS.layout()),
     session_id=optional(TEXT), lifecycle=FLAG)
 
-_WORKER = Row(
+WORKER = Row(
     WorkerConfig, worker_id=INTEGER, dp_start=INTEGER, dp_size=INTEGER, max_batched_tokens=_COUNT,
     total_kv_blocks=_COUNT, max_requests=_COUNT, taints=set_of(TEXT), prefill_tokens_per_s=_COUNT)
 
@@ -71,13 +71,13 @@ _CLASS = Table(
     cached_token_queue_limit_per_worker=_COUNT, max_overtake_tokens=_COUNT,
     admission=optional(Table(AdmissionSpec, type=TEXT, parameters=PARAMETERS).layout()))
 
-_PROFILE = Table(
+PROFILE = Table(
     PolicyProfile, classes=tuple_of(_CLASS.layout()),
     buckets=tuple_of(Table(CacheBucket, name=TEXT, min_tokens=INTEGER).layout()), default_policy_family=optional(TEXT),
     arbitration=enum(Arbitration), capacity=enum(Capacity))
 
 CONFIG = Table(
-    SchedulerConfig, block_size=INTEGER, profile=optional(_PROFILE.layout()), default_queue_policy=enum(QueuePolicy),
+    SchedulerConfig, block_size=INTEGER, profile=optional(PROFILE.layout()), default_queue_policy=enum(QueuePolicy),
     default_busy_threshold_frac=optional(REAL), booking_ttl_ns=_COUNT, index=enum(IndexMode), seed=INTEGER,
     weights=_WEIGHTS.layout(), role=enum(Role), on_overload=enum(OnOverload), overload_wait_ns=INTEGER,
     prefill_decay=enum(PrefillDecay), predict_ttl_ns=_COUNT, reported_load_ttl_ns=_COUNT,
@@ -97,7 +97,7 @@ _FACT = Row(
 
 #: By class, as the other table below.
 EVENTS: dict[type[events.Event], Row] = {row.kind: row for row in (
-    Row(events.RequestArrived, "RequestArrived", now_ns=INTEGER, request=_REQUEST.layout()),
+    Row(events.RequestArrived, "RequestArrived", now_ns=INTEGER, request=REQUEST.layout()),
     Row(events.RequestCancelled, "RequestCancelled", now_ns=INTEGER, request_id=TEXT),
     Row(events.DispatchAccepted, "DispatchAccepted", **_RUN),
     Row(events.DispatchFailed, "DispatchFailed", **_RUN, retry=FLAG),
@@ -108,7 +108,7 @@ EVENTS: dict[type[events.Event], Row] = {row.kind: row for row in (
     Row(events.OverlapRefreshed, "OverlapRefreshed", now_ns=INTEGER, request_id=TEXT, ticket=INTEGER,
         overlap=optional(_OVERLAP.layout())),
     Row(events.RequestFinished, "RequestFinished", **_RUN, outcome=enum(events.Outcome), context_tokens=_COUNT),
-    Row(events.WorkerUpserted, "WorkerUpserted", now_ns=INTEGER, config=_WORKER.layout(), incarnation=INTEGER),
+    Row(events.WorkerUpserted, "WorkerUpserted", now_ns=INTEGER, config=WORKER.layout(), incarnation=INTEGER),
     Row(events.WorkerRemoved, "WorkerRemoved", now_ns=INTEGER, worker_id=INTEGER),
     Row(events.BlocksStored, "BlocksStored", **_AT_RANK, block_hashes=HASHES, tier=_TIER),
     Row(events.BlocksRemoved, "BlocksRemoved", **_AT_RANK, block_hashes=HASHES, tier=_TIER),
@@ -118,7 +118,7 @@ EVENTS: dict[type[events.Event], Row] = {row.kind: row for row in (
     Row(events.LoadReported, "LoadReported", **_AT_RANK, sequence=INTEGER, prefill_tokens=INTEGER, blocks=INTEGER,
         requests=INTEGER),
     Row(events.CapacityHinted, "CapacityHinted", now_ns=INTEGER, ranks=optional(tuple_of(RANK))),
-    Row(events.PolicyReplaced, "PolicyReplaced", now_ns=INTEGER, profile=_PROFILE.layout()),
+    Row(events.PolicyReplaced, "PolicyReplaced", now_ns=INTEGER, profile=PROFILE.layout()),
     Row(events.Drained, "Drained", now_ns=INTEGER, deadline_ns=INTEGER),
     Row(events.PeerBooked, "PeerBooked", **_PEER, attempt=INTEGER, **_PEER_LOAD),
     Row(events.PeerPrefillCompleted, "PeerPrefillCompleted", **_PEER, attempt=INTEGER),

@@ -276,6 +276,7 @@ cdef class Ledger:
         self._changed(booking.rank)
         if weight < 0:
             return
+        self.faded = True
         load.weight -= output_weight(booking)
         booking.outputs_decayed += booking.outputs
         booking.outputs = 0
@@ -322,8 +323,16 @@ cdef class Ledger:
         else:
             load.first = booking.next
         booking.rank = NO_SLOT
+        self.faded = self.faded and self.active.pairs > 0
         self._settle(rank)
         return relieved
+
+    cdef int32_t path_weight(self, slot_t slot, int32_t at) noexcept nogil:
+        """What a block of a booking's path weighs, 2^20 = one block."""
+        cdef const booking_t* booking = &self.bookings[slot]
+        if at >= booking.bound_from:
+            return booking.path_weight
+        return weight_of(self.bookings, &self.active.rows[self.active.find(booking.path[at], booking.rank)])
 
     # Reports and time.
 

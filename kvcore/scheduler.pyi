@@ -1,10 +1,11 @@
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import final
 
 import numpy as np
 import numpy.typing as npt
 
 from kvcore.actions import AnyAction, Dispatch, Park, Reject
+from kvcore.admission import Factory
 from kvcore.config import SchedulerConfig
 from kvcore.events import AnyEvent
 from kvcore.explanation import Decision, Explanation, QueueEntry
@@ -33,4 +34,10 @@ class Scheduler:
     def replica_facts(self) -> ReplicaFacts: ...
     def stats(self) -> SchedulerStats: ...
     def digest(self) -> str: ...
+    def snapshot(self) -> bytes: ...
+    @staticmethod
+    def restore(
+        data: bytes | bytearray | memoryview, *, admission: Mapping[str, Factory] | None = None,
+        replica_generation: int | None = None,
+    ) -> Scheduler: ...
     def audit(self) -> list[str]: ...

@@ -14,15 +14,17 @@ LAYERS = {
     "values": ["errors", "request", "replica", "policy", "events", "actions", "config", "stats", "hashing",
                "_yaml_marks", "_admission_protocol", "_admission_values", "_session_concurrency", "_program_budget",
                "admission", "policy_file", "policy_lint"],
-    "containers": ["_slots", "_heap", "_blocks", "_prefix", "_active", "_predicted", "_overtaking", "_elementary",
-                   "_tournament"],
-    "domain": ["_requests", "_keys", "_lanes", "_drr", "_marks", "_load", "_ledger", "_ledger_audit", "_taints",
-               "_workers", "_peers"],
+    "layouts": ["_journal_codec", "_journal_values"],
+    "containers": ["_wire", "_slots", "_heap", "_blocks", "_prefix", "_active", "_predicted", "_overtaking",
+                   "_elementary", "_tournament"],
+    "domain": ["_requests", "_keys", "_lanes", "_drr", "_marks", "_load", "_ledger", "_ledger_audit", "_ledger_resume",
+               "_taints", "_workers", "_peers"],
     "decision": ["_exchange", "_fleet", "_selector", "_standings", "_overlaps", "_placement", "_tables", "_backlog",
-                 "_inspect", "_policies", "_endings", "_admission", "_forecast", "_dispatch", "_lifecycle", "_reload",
-                 "_accept"],
+                 "_inspect", "_digest", "_policies", "_endings", "_admission", "_forecast", "_dispatch", "_lifecycle",
+                 "_reload", "_facts", "_accept", "_frame", "_snapshot", "_restore_peers", "_restore_requests",
+                 "_restore"],
     "scheduler": ["scheduler"],
-    "record": ["_journal_codec", "_journal_values", "journal"],
+    "record": ["journal"],
     "public": ["__init__"],
     "program": ["__main__"],
 }
@@ -30,6 +32,7 @@ ORDER = [name for layer in LAYERS.values() for name in layer]
 
 #: What a module must not reach, not even through others: all else but these of kvcore.
 CLOSED = {
+    "_wire": {"_types"},
     "_slots": {"_types"},
     "_heap": {"_types"},
     "_prefix": {"_types", "_blocks"},
@@ -48,10 +51,12 @@ CLOSED = {
     "_selector": {"_types", "_heap", "_blocks", "_prefix", "_active", "_load", "_ledger", "_elementary"},
 }
 
-#: Who may see events and actions: the door, the scheduler, who words an answer or hands it on; and the journal above.
-SEES_EVENTS = {"_accept", "_exchange", "scheduler", "_journal_values", "journal", "__init__"}
+#: Who may see events and actions: the door, the scheduler and _facts, who words an answer or hands it on; how they
+#: stand in a journal, and the journal; and _restore, which knocks at the door with what it reads.
+SEES_EVENTS = {"_accept", "_exchange", "_facts", "_restore", "_restore_peers", "_restore_requests", "scheduler",
+               "_journal_values", "journal", "__init__"}
 SEES_ACTIONS = {"_exchange", "_placement", "_backlog", "_endings", "_admission", "_forecast", "_dispatch", "_lifecycle",
-                "scheduler", "_journal_values", "journal", "__init__"}
+                "_restore", "scheduler", "_journal_values", "journal", "__init__"}
 
 STDLIB = {
     "__future__", "collections", "collections.abc", "copy", "dataclasses", "difflib", "enum", "fractions", "hashlib",
