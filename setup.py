@@ -30,7 +30,7 @@ MODULES = {
          "_forecast.pyx", "_lifecycle.pyx", "_ledger_audit.pyx", "_policies.pyx", "_endings.pyx", "_admission.pyx",
          "_dispatch.pyx", "_reload.pyx", "_decisions.pyx", "_obstacles.pyx", "_explain.pyx", "_wire.pyx",
          "_digest.pyx", "_snapshot.pyx", "_restore.pyx", "_facts.pyx", "_ledger_resume.pyx", "_frame.pyx",
-         "_restore_requests.pyx", "_peers.pyx", "_exchange.pyx"],
+         "_restore_requests.pyx", "_peers.pyx", "_exchange.pyx", "_restore_peers.pyx"],
     ),
     "kvcore.drivers.replay": (
         "drivers/replay",

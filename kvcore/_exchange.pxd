@@ -30,10 +30,10 @@ cdef class Exchange:
     cdef int drop_rank(self, slot_t rank) except -1
     cdef bint owns(self, slot_t slot)
 
-    cdef object name_of(self, slot_t slot)
     cdef dict counts(self)
-    cdef list dump(self)
-    cdef int load(self, tuple row) except -1
+    cdef dict places(self)
+    cdef slot_t resume(
+        self, PeerBooked told, slot_t rank, bint prefilling, tuple runs) except -1
     cdef list faults(self)
 
     cdef PeerFact _fact(self, object kind, slot_t slot)

@@ -13,7 +13,8 @@ reserve.
 A fall of load is noted in `relieved`, for the fleet: a peer's release may let somebody in. So may its booking, for who
 shares its blocks needs less room.
 """
-from kvcore._load cimport booking_t, weight_of
+from kvcore._ledger_resume cimport resume_booking, resume_path
+from kvcore._load cimport booking_t
 from kvcore._peers cimport PEER_LIVE, PEER_OVER, PEER_UNKNOWN, known_t
 from kvcore._requests cimport STATE_FREE, STATE_RUNNING, request_t
 from kvcore._types cimport NO_SLOT, int32_t
@@ -243,12 +244,7 @@ cdef class Exchange:
         """Whether a booking is a peer's."""
         return self.board.owner(slot) is not None
 
-    # Reading, and its way back.
-
-    cdef object name_of(self, slot_t slot):
-        """(name, attempt) of a peer's booking, else None."""
-        owner = self.board.owner(slot)
-        return None if owner is None else ((<Peer>owner[0]).name, owner[1])
+    # Reading, and coming back.
 
     cdef dict counts(self):
         """Rank slot -> bookings of peers."""
@@ -258,37 +254,36 @@ cdef class Exchange:
             found[rank] = found.get(rank, 0) + 1
         return found
 
-    cdef list dump(self):
-        """Bookings of peers by name and attempt, as plain values; what else is known of peers, the board dumps.
+    cdef dict places(self):
+        """Slot of a peer's booking -> how many prefill before it on its rank; only where that matters (decay)."""
+        cdef slot_t i, slot
+        cdef int64_t place
+        found = {}
+        for i in range(self.workers.present if self.ledger.decays and self.board.bookings() else 0):
+            slot = self.ledger.loads[self.workers.order[i]].fifo_first
+            place = 0
+            while slot != NO_SLOT:
+                if self.owns(slot):
+                    found[slot] = place
+                place += 1
+                slot = self.ledger.bookings[slot].fifo_next
+        return found
 
-        (name, attempt, worker_id, dp_rank, prefill tokens or None if completed, unnamed blocks, reserve, hashes,
-        weights of these blocks, 2^20 = one block).
-        """
-        cdef slot_t slot
-        cdef booking_t* booking
-        cdef int32_t i
-        rows = []
-        for name, attempt, slot in self.board.live():
-            booking = &self.ledger.bookings[slot]
-            rows.append((
-                name, attempt, self.workers.ranks[booking.rank].worker_id, self.workers.ranks[booking.rank].dp_rank,
-                booking.prefill if booking.prefilling else None, booking.private_blocks, booking.reserve_blocks,
-                [booking.path[i] for i in range(booking.length)],
-                [weight_of(self.ledger.bookings, &self.ledger.active.rows[
-                    self.ledger.active.find(booking.path[i], booking.rank)]) for i in range(booking.length)]))
-        return rows
-
-    cdef int load(self, tuple row) except -1:
-        """Book again what a row of `dump` tells, after the board's `load`; its blocks weigh what the ledger says.
-
-        Row by row, because the order of bookings on a rank, own ones among them, is the order of its prefills.
-        """
-        cdef slot_t rank
-        name, attempt, worker_id, dp_rank, prefill, unnamed, reserve, hashes, _ = row
-        rank = self.workers.find_rank(worker_id, dp_rank)
-        if prefill is None:
-            self.board.note_prefilled(self.board.find(name), attempt)
-        return self._book(self.board.find(name), attempt, rank, tuple(hashes), unnamed, prefill or 0, reserve)
+    cdef slot_t resume(
+            self, PeerBooked told, slot_t rank, bint prefilling, tuple runs) except -1:
+        """A booking out of a snapshot, as it stood; runs: (length, weight) of its path. The peer is known."""
+        cdef slot_t slot = self.requests.lend(told.sequence_hashes, told.attempt)
+        cdef request_t* row = &self.requests.rows[slot]
+        cdef int32_t at = 0
+        self.board.book(self.board.find(told.peer), told.attempt, slot)
+        self.ledger.book(slot, rank, told.prefill_tokens, row.sequence, row.sequence_length, told.unnamed_blocks,
+                         told.reserve_blocks)
+        resume_booking(self.ledger, slot, prefilling, told.prefill_tokens, 0, 0, 0)
+        for length, weight in runs:
+            for _ in range(length):
+                resume_path(self.ledger, slot, at, weight)
+                at += 1
+        return slot
 
     cdef list faults(self):
         """The record against itself, and its bookings against the ledger."""

@@ -42,6 +42,7 @@ cdef class PeerBoard:
     cdef tuple owner(self, slot_t slot)
     cdef Py_ssize_t bookings(self)
     cdef Py_ssize_t count(self)
+    cdef bint heard_of_any(self)
     cdef list live(self)
     cdef list dump(self)
     cdef int load(self, list rows) except -1

@@ -169,6 +169,10 @@ cdef class PeerBoard:
         """Peers that are not lost."""
         return sum([not (<Peer>peer).lost for peer in self._peers.values()])
 
+    cdef bint heard_of_any(self):
+        """Whether there has ever been a peer."""
+        return len(self._peers) > 0
+
     cdef list live(self):
         """(name, attempt, slot) of every live booking, by name and attempt."""
         return [(name, attempt, slot) for name, peer in sorted(self._peers.items())

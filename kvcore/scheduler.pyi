@@ -43,5 +43,6 @@ class Scheduler:
     @staticmethod
     def restore(
         data: bytes | bytearray | memoryview, *, admission: Mapping[str, Factory] | None = None,
+        replica_generation: int | None = None,
     ) -> Scheduler: ...
     def audit(self) -> list[str]: ...

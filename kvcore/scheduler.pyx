@@ -45,6 +45,8 @@ from kvcore.events cimport (
     RequestFinished, TimerFired)
 from kvcore.request cimport Request
 
+from dataclasses import replace
+
 from kvcore._tables import LOAD_DTYPE, POTENTIAL_DTYPE
 from kvcore.actions import RejectReason
 from kvcore.config import SchedulerConfig
@@ -458,9 +460,10 @@ cdef class Scheduler:
         return SnapshotWriter(self.lifecycle).write(self.config, self.profile, self.now_ns, self.digest())
 
     @staticmethod
-    def restore(data, *, admission=None):
+    def restore(data, *, admission=None, replica_generation=None):
         """A scheduler that goes on where the one was that gave this snapshot. admission: as for a new one. O(state).
 
+        replica_generation: a higher one for its new life, where other replicas listen; None: the old one.
         Raises InvalidSnapshot for any bytes that `snapshot` has not given, and for another version's.
         """
         cdef Scheduler scheduler
@@ -473,6 +476,9 @@ cdef class Scheduler:
             reader.check(scheduler.audit(), scheduler.snapshot())
         except DAMAGE as error:
             raise InvalidSnapshot(str(error) or type(error).__name__) from error
+        if replica_generation is not None:
+            scheduler.config = replace(scheduler.config, replica_generation=replica_generation)
+            scheduler.fleet.exchange.generation = replica_generation
         return scheduler
 
     cdef int _resume(self, SnapshotReader reader) except -1:

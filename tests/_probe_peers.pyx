@@ -111,15 +111,6 @@ cdef class Ships:
         self.fleet.forget_changes()
         return found
 
-    def dump(self):
-        """What the board says, and the bookings."""
-        return self.fleet.exchange.board.dump(), self.fleet.exchange.dump()
-
-    def load(self, board, bookings):
-        self.fleet.exchange.board.load(board)
-        for row in bookings:
-            self.fleet.exchange.load(row)
-
     def slots(self):
         """(slots ever made, ids in use)."""
         return self.requests.ids.size, self.requests.ids.count()

@@ -22,7 +22,7 @@ LAYERS = {
     "decision": ["_exchange", "_fleet", "_selector", "_standings", "_overlaps", "_placement", "_tables", "_backlog",
                  "_inspect", "_digest", "_policies", "_endings", "_admission", "_decisions", "_dispatch", "_forecast",
                  "_lifecycle", "_reload", "_facts", "_accept", "_obstacles", "_explain", "_frame", "_snapshot",
-                 "_restore_requests", "_restore"],
+                 "_restore_peers", "_restore_requests", "_restore"],
     "scheduler": ["scheduler"],
     "record": ["journal"],
     "public": ["__init__"],
@@ -53,7 +53,7 @@ CLOSED = {
 
 #: Who may see events and actions: the door, the scheduler and _facts, who words an answer or hands it on; how they
 #: stand in a journal, and the journal; and _restore, which knocks at the door with what it reads.
-SEES_EVENTS = {"_accept", "_exchange", "_facts", "_restore", "_restore_requests", "scheduler", "_journal_values",
+SEES_EVENTS = {"_accept", "_exchange", "_facts", "_restore", "_restore_peers", "_restore_requests", "scheduler", "_journal_values",
                "journal", "__init__"}
 SEES_ACTIONS = {"_exchange", "_placement", "_backlog", "_endings", "_admission", "_forecast", "_dispatch",
                 "_lifecycle", "_restore", "scheduler", "_journal_values", "journal", "__init__"}

@@ -10,6 +10,7 @@ from policies import ADMISSION
 from recording import as_code
 from strategies import anything, detours, fadings, flavours, plans, retries
 from strategies_letters import Resolver
+from strategies_peers import replicas
 
 from kvcore.scheduler import Scheduler
 
@@ -47,4 +48,9 @@ def test_a_restored_scheduler_goes_on_alike(plan, every):
 
 @given(plans(st.one_of(retries(), detours(), fadings(), anything())), st.integers(1, 4))
 def test_also_where_much_is_remembered(plan, every):
+    check(plan, every)
+
+
+@given(plans(st.one_of(replicas(), replicas(base=fadings()))), st.integers(1, 4))
+def test_also_where_peers_speak(plan, every):
     check(plan, every)
