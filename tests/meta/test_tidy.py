@@ -53,8 +53,8 @@ CLOSED = {
 
 #: Who may see events and actions: the door, the scheduler and _facts, who words an answer or hands it on; how they
 #: stand in a journal, and the journal; and _restore, which knocks at the door with what it reads.
-SEES_EVENTS = {"_accept", "_exchange", "_facts", "_restore", "_restore_peers", "_restore_requests", "scheduler", "_journal_values",
-               "journal", "__init__"}
+SEES_EVENTS = {"_accept", "_exchange", "_facts", "_restore", "_restore_peers", "_restore_requests", "scheduler",
+               "_journal_values", "journal", "__init__"}
 SEES_ACTIONS = {"_exchange", "_placement", "_backlog", "_endings", "_admission", "_forecast", "_dispatch",
                 "_lifecycle", "_restore", "scheduler", "_journal_values", "journal", "__init__"}
 
