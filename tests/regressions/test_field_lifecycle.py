@@ -278,7 +278,8 @@ def second_life(fields: dict, facts: tuple) -> list[str]:
     story.run("x")
     for act in (lambda: story.arrive("b", 24, block_hashes=(1, 2)), lambda: story.prefill("x", 2),
                 lambda: story.accept("b", 3), lambda: story.output("b", 3), lambda: story.output("b", 3, 0.5),
-                lambda: story.fail("b", 3, True), lambda: story.tick(600), lambda: story.finish("b", 4)):
+                lambda: story.fail("b", 3, True), lambda: story.accept("b", 4), lambda: story.tick(600),
+                lambda: story.finish("b", 4)):
         digests.append(short(act()))
         digests.append(story.core.digest())
     return digests
