@@ -278,8 +278,7 @@ def second_life(fields: dict, facts: tuple) -> list[str]:
     story.run("x")
     for act in (lambda: story.arrive("b", 24, block_hashes=(1, 2)), lambda: story.prefill("x", 2),
                 lambda: story.accept("b", 3), lambda: story.output("b", 3), lambda: story.output("b", 3, 0.5),
-                lambda: story.fail("b", 3, True), lambda: story.accept("b", 4), lambda: story.tick(600),
-                lambda: story.finish("b", 4)):
+                lambda: story.fail("b", 3, True), lambda: story.tick(600), lambda: story.finish("b", 4)):
         digests.append(short(act()))
         digests.append(story.core.digest())
     return digests
@@ -289,6 +288,20 @@ def second_life(fields: dict, facts: tuple) -> list[str]:
 def test_E14_a_row_that_is_used_again_is_clean(dirt):
     """aibrix#2442: a pooled object kept the flag "counted" of the request that had it before."""
     assert second_life(*DIRT[dirt]) == second_life({}, ())
+
+
+def test_E14_a_second_attempt_starts_clean():
+    """aibrix#2442: that the first attempt was accepted and made progress says nothing of the second."""
+    story = FleetStory(1, booking_ttl_ns=100)
+    story.run("a", 16, block_hashes=(1, 2))
+    row = story.row(1)
+    story.accept("a", 1)
+    story.prefill("a", 1)
+    story.output("a", 1, 0.5)
+    assert short(story.at(50).fail("a", 1, True)) == "D a"
+    assert story.row(1) == row
+    assert story.core.next_deadline_ns == 150
+    assert story.accept("a", 2) == story.prefill("a", 2) == ()
 
 
 def test_E16_an_end_may_be_told_again_and_again_and_counts_once():

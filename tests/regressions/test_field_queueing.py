@@ -152,18 +152,22 @@ def test_E80_a_class_without_traffic_is_there_when_it_is_needed(idle_ns):
 TROUBLE = {
     "overloaded": status(1, 1, "engine", overloaded=True),
     "unavailable": status(1, 1, "engine", available=False),
-    "reported full": LoadReported(1, 1, 0, 0, 1, requests=1),
-    "smaller": WorkerUpserted(1, WorkerConfig(1, max_requests=1, total_kv_blocks=1)),
+    "reported full": LoadReported(1, 1, 0, 0, 1, requests=2),
+    "smaller": WorkerUpserted(1, WorkerConfig(1, max_requests=2, total_kv_blocks=1)),
 }
 
 
 @pytest.mark.parametrize("trouble", TROUBLE)
 @pytest.mark.parametrize("first", [True, False], ids=["before", "behind"])
 def test_E82_nothing_is_sent_to_a_worker_that_the_same_step_knows_to_be_in_trouble(trouble, first):
-    """sglang#39464, smg#2518: a worker became overloaded between pick and send. In a step there is no between."""
+    """sglang#39464, smg#2518: a worker became overloaded between pick and send. In a step there is no between.
+
+    Worker 1 is idle, worker 2 is not: but for the trouble it would be 1.
+    """
     story = FleetStory(profile=strict(), reported_load_ttl_ns=1000)
     for worker_id in (1, 2):
-        story.upsert(worker_id, max_requests=1, total_kv_blocks=9)
+        story.upsert(worker_id, max_requests=2, total_kv_blocks=9)
+    story.run("x", 16, pinned=Rank(2))
     asked = [arrive(1, "a"), TROUBLE[trouble]]
     (action,) = story.many(*(reversed(asked) if first else asked))
     assert (type(action), action.worker_id) == (Dispatch, 2)
