@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from lockstep import load_rows
 from oracle import Oracle
 from recording import Run, as_code, record
-from strategies import choices, crowds, detours, duels, fadings, flavours, overloads, plans
+from strategies import choices, crowds, detours, duels, fadings, flavours, overloads, plans, retries
 from strategies_letters import resolved
 
 from kvcore.events import OutputBlockAdded, RequestCancelled, TimerFired, WorkerUpserted
@@ -44,6 +44,12 @@ def test_checkers_hold_where_requests_overtake(plan):
 
 @given(plans(st.one_of(crowds(), overloads(), fadings(), choices())))
 def test_checkers_hold_where_room_is_scarce(plan):
+    batches = batches_of(resolved(plan, Oracle(plan.config)))
+    assert faults_of(record(Scheduler(plan.config), batches)) == [], as_code(plan.config, batches)
+
+
+@given(plans(retries()))
+def test_checkers_hold_where_dispatches_fail(plan):
     batches = batches_of(resolved(plan, Oracle(plan.config)))
     assert faults_of(record(Scheduler(plan.config), batches)) == [], as_code(plan.config, batches)
 
