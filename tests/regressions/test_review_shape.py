@@ -32,8 +32,8 @@ from kvcore.request import Overlap, Rank, Request, WorkerConfig
 from kvcore.scheduler import Scheduler
 
 #: What reads need besides the scheduler.
-ARGUMENTS = {"peek": (Request("q", 8),), "potential_loads": (Request("q", 8),)}
-DOORS = {"step", "step_many"}
+ARGUMENTS = {"peek": (Request("q", 8),), "potential_loads": (Request("q", 8),), "explain": ("a",), "queue_dump": (9,)}
+DOORS = {"step", "step_many", "restore"}        # the last makes another scheduler
 
 
 def classes_of(path) -> list[tuple[str, bool]]:
