@@ -68,7 +68,7 @@ cdef class Explainer:
         """For a request that is not live."""
         cdef Explanation told = blank(request_id, "unknown", self._fleet.ledger.now_ns)
         if self._ring is not None:
-            told.decision = self._ring.find_last(request_id)
+            told.decision = self._ring.find(request_id)
         if told.decision is None:
             told.reasons = ("no such request is live, and no decision about it is kept",)
             return told
@@ -137,7 +137,7 @@ cdef class Explainer:
             return 0
         told.attempt = row.attempt
         if self._ring is not None:
-            told.decision = self._ring.find(told.request_id, row.attempt)
+            told.decision = self._ring.find(told.request_id)
         if row.state == STATE_RUNNING:
             rank = &self._fleet.workers.ranks[self._fleet.ledger.bookings[slot].rank]
             told.rank = Rank(rank.worker_id, rank.dp_rank)

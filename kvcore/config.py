@@ -93,7 +93,7 @@ class SchedulerConfig:
     capacity: instead of the profile's, if given (DESIGN D8).
     attempts_max: dispatches of one request, >= 1; another retry is answered RETRIES_EXHAUSTED (DESIGN D11).
     refresh_after_ns: with index `off`, a request with block hashes that has waited so long when its turn comes is asked
-        about once more, outside, by RefreshOverlap (DESIGN D13); None: never.
+        about once more, outside, by RefreshOverlap (DESIGN D13); None: never. 0: always.
     refresh_timeout_ns: how long an answer is waited for; then the request goes on with what is known.
     pin_grace_ns: how long a request waits for a pinned rank that is unknown, gone or unavailable, from its arrival or
         from the loss, whichever is later (DESIGN D14); 0: it is rejected at once.
@@ -135,12 +135,14 @@ class SchedulerConfig:
             raise InvalidConfig(f"block_size must be 1..2^31-1, not {self.block_size!r}")
         if not _is_int(self.seed) or not 0 <= self.seed < 2**64:
             raise InvalidConfig(f"seed must be 0..2^64-1, not {self.seed!r}")
-        for name in ("booking_ttl_ns", "predict_ttl_ns", "reported_load_ttl_ns", "refresh_after_ns"):
+        for name in ("booking_ttl_ns", "predict_ttl_ns", "reported_load_ttl_ns"):
             ttl = getattr(self, name)
             if ttl is not None and (not _is_int(ttl) or not 1 <= ttl < 2**62):
                 raise InvalidConfig(f"{name} must be 1..2^62-1 or None, not {ttl!r}")
-        for name in ("pin_grace_ns", "empty_fleet_wait_ns"):
+        for name in ("pin_grace_ns", "empty_fleet_wait_ns", "refresh_after_ns"):
             wait_ns = getattr(self, name)
+            if wait_ns is None and name == "refresh_after_ns":
+                continue
             if not _is_int(wait_ns) or not 0 <= wait_ns < 2**62:
                 raise InvalidConfig(f"{name} must be 0..2^62-1, not {wait_ns!r}")
         if not _is_int(self.refresh_timeout_ns) or not 1 <= self.refresh_timeout_ns < 2**62:

@@ -9,6 +9,7 @@ from kvcore.admission import Factory
 from kvcore.config import SchedulerConfig
 from kvcore.events import AnyEvent
 from kvcore.explanation import Decision, Explanation, QueueEntry
+from kvcore.policy import PolicyProfile
 from kvcore.replica import ReplicaFacts
 from kvcore.request import Request
 from kvcore.stats import SchedulerStats
@@ -18,9 +19,13 @@ POTENTIAL_DTYPE: np.dtype[np.void]
 
 @final
 class Scheduler:
-    def __init__(self, config: SchedulerConfig | None = None) -> None: ...
+    def __init__(
+        self, config: SchedulerConfig | None = None, admission: Mapping[str, Factory] | None = None,
+    ) -> None: ...
     @property
     def config(self) -> SchedulerConfig: ...
+    @property
+    def profile(self) -> PolicyProfile: ...
     @property
     def next_deadline_ns(self) -> int | None: ...
     def step(self, event: AnyEvent, /) -> tuple[AnyAction, ...]: ...

@@ -108,7 +108,7 @@ cdef class Scheduler:
         self.block_size = config.block_size
         self.builds = []
         self.policies = Policies(admission)
-        self.policies.adopt(None, profile, self.policies.build(profile))
+        self.policies.adopt(None, profile, self.policies.build(profile), 0)
         distinct, pairs = threshold_pairs(profile)
         self.requests = RequestTable(config.booking_ttl_ns is not None)
         self.fleet = Fleet(config, distinct, self.requests)
@@ -130,7 +130,8 @@ cdef class Scheduler:
         self.facts = WorkerFacts(self.lifecycle)
         self.tables = Tables(self.fleet, self.placement)
         self.forecast = Forecast(
-            self.requests, self.backlog, self.placement, self.admission, self.tables, self.block_size)
+            self.requests, self.backlog, self.placement, self.admission, self.dispatcher, self.tables,
+            self.block_size)
         self.explainer = Explainer(
             config, profile, self.requests, self.fleet, self.placement, self.backlog, self.policies, self.dispatcher)
 
@@ -305,10 +306,13 @@ cdef class Scheduler:
     cdef int _on_policy_replaced(self, PolicyReplaced event, list out) except -1:
         cdef list built = self.builds.pop(0)
         profile = self.config.in_force(event.profile)
-        if profile != self.profile:
-            self.reload.replace(self.profile, profile, built, out)
-            self.explainer.adopt(profile)
-            self.profile = profile
+        return 0 if profile == self.profile else self._adopt(profile, built, out)
+
+    cdef int _adopt(self, object profile, list built, list out) except -1:
+        """Another profile is in force; built: fresh admission policies of it."""
+        self.reload.replace(self.profile, profile, built, out)
+        self.explainer.adopt(profile)
+        self.profile = profile
         return 0
 
     # Requests that run.
@@ -401,7 +405,7 @@ cdef class Scheduler:
         reason = self._refusal(request)
         if reason is not None:
             return make_reject(request.request_id, reason, -1)
-        return self.forecast.answer(request, self.now_ns, self.dispatcher.generator, self.dispatcher.next_attempt)
+        return self.forecast.answer(request, self.now_ns)
 
     def explain(self, str request_id not None, /):
         """Where a request stands and why: an Explanation. O(ranks that it may use)."""
@@ -480,8 +484,7 @@ cdef class Scheduler:
     cdef int _resume(self, SnapshotReader reader) except -1:
         """Take over the state of another scheduler with this configuration; this one is new."""
         if reader.profile != self.profile:
-            self.reload.replace(self.profile, reader.profile, self.policies.build(reader.profile), [])
-            self.profile = reader.profile
+            self._adopt(reader.profile, self.policies.build(reader.profile), [])
         reader.fill(self.lifecycle)
         self.now_ns = self.fleet.ledger.now_ns
         return 0

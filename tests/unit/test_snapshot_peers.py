@@ -67,7 +67,8 @@ def test_what_is_restored_goes_on_alike(decay):
     for event in (
         TimerFired(8), PeerReleased(9, "q", 3, 9, True), PeerBooked(9, "p", 1, 6, 1), PeerReleased(10, "p", 1, 1),
         PeerLost(10, "r", 1), PeerBooked(10, "q", 3, 4, 1), PeerBooked(11, "q", 3, 10, 1), arrive(11, "x", 30),
-        RequestFinished(12, "a", 1), PeerPrefillCompleted(13, "q", 3, 8), PeerBooked(13, "p", 1, 8, 2, prefill_tokens=5),
+        RequestFinished(12, "a", 1), PeerPrefillCompleted(13, "q", 3, 8),
+        PeerBooked(13, "p", 1, 8, 2, prefill_tokens=5),
         PeerLost(20, "p", 1), PeerReleased(30, "q", 4, 1),
     ):
         assert twin.step(event) == core.step(event)
