@@ -17,8 +17,8 @@ LAYERS = {
     "layouts": ["_journal_codec", "_journal_values"],
     "containers": ["_wire", "_slots", "_heap", "_blocks", "_prefix", "_active", "_predicted", "_overtaking",
                    "_elementary", "_tournament"],
-    "domain": ["_requests", "_keys", "_lanes", "_drr", "_marks", "_load", "_ledger", "_ledger_audit", "_ledger_resume",
-               "_taints", "_workers", "_peers"],
+    "domain": ["_requests", "_keys", "_lanes", "_drr", "_marks", "_load", "_ledger", "_ledger_audit",
+               "_ledger_resume", "_taints", "_workers", "_peers"],
     "decision": ["_exchange", "_fleet", "_selector", "_standings", "_overlaps", "_placement", "_tables", "_backlog",
                  "_inspect", "_digest", "_policies", "_endings", "_admission", "_decisions", "_dispatch", "_forecast",
                  "_lifecycle", "_reload", "_facts", "_accept", "_obstacles", "_explain", "_frame", "_snapshot",
@@ -55,8 +55,8 @@ CLOSED = {
 #: stand in a journal, and the journal; and _restore, which knocks at the door with what it reads.
 SEES_EVENTS = {"_accept", "_exchange", "_facts", "_restore", "_restore_peers", "_restore_requests", "scheduler",
                "_journal_values", "journal", "__init__"}
-SEES_ACTIONS = {"_exchange", "_placement", "_backlog", "_endings", "_admission", "_forecast", "_dispatch", "_lifecycle",
-                "_restore", "scheduler", "_journal_values", "journal", "__init__"}
+SEES_ACTIONS = {"_exchange", "_placement", "_backlog", "_endings", "_admission", "_forecast", "_dispatch",
+                "_lifecycle", "_restore", "scheduler", "_journal_values", "journal", "__init__"}
 
 STDLIB = {
     "__future__", "collections", "collections.abc", "copy", "dataclasses", "difflib", "enum", "fractions", "hashlib",
