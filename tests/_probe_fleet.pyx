@@ -97,7 +97,7 @@ cdef class Hall:
                       for item in config.effective_profile().classes]
         distinct = list(dict.fromkeys(thresholds))
         self.requests = RequestTable(False)
-        self.fleet = Fleet(config, distinct)
+        self.fleet = Fleet(config, distinct, self.requests)
         self.placement = Placement(self.fleet, self.requests, config, [distinct.index(pair) for pair in thresholds])
         self.backlog = Backlog(config, self.requests, self.fleet, self.placement)
         for worker_id in workers:
