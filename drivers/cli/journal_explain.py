@@ -21,6 +21,7 @@ from kvcore import (
     Ignored,
     JournalBatch,
     Park,
+    Publish,
     RefreshOverlap,
     Reject,
     RejectReason,
@@ -59,7 +60,7 @@ def follow(batches: Iterable[JournalBatch], request_id: str, at: int | None = No
         decided = False
         for action in batch.actions:
             total += isinstance(action, Dispatch)
-            if action.request_id != request_id or _about_another(action):
+            if isinstance(action, Publish) or action.request_id != request_id or _about_another(action):
                 continue
             waits = isinstance(action, Park | RefreshOverlap)
             if isinstance(action, Dispatch):

@@ -64,8 +64,6 @@ LATER: dict[int, str] = {
     74: "the gateway: what counts as a failure of a worker",
     76: "the gateway: jitter on retry_after_ns, and a retry budget",
     98: "the gateway: headers kept and echoed",
-    100: "replicas: PeerLost, tombstones",
-    101: "replicas: order per request, loss, convergence",
     104: "block size as a property of a worker, and a reason for leaving one out",
     106: "metrics: series per tenant with a bound",
     109: "explain(id)",
@@ -73,5 +71,4 @@ LATER: dict[int, str] = {
     115: "the gateway, end to end",
     119: "shares below a class",
     124: "queue_dump(limit)",
-    125: "replicas: two cores and a link that reorders",
 }

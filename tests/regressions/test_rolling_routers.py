@@ -45,6 +45,7 @@ def test_E100_a_router_that_is_rolled_leaves_no_bookings_behind():
 
 
 def test_E100_its_successor_says_so_even_if_nobody_has_noticed():
+    """dynamo#12778: the router that comes after it has a newer generation."""
     rolled = net(2)
     rolled.arrive(0, 16)
     rolled.deliver()
@@ -53,6 +54,30 @@ def test_E100_its_successor_says_so_even_if_nobody_has_noticed():
     rolled.sync(0)
     rolled.deliver()
     assert sum(requests(rolled, 1)) == 0
+
+
+def test_E101_a_release_that_overtakes_its_booking_leaves_nothing():
+    """dynamo#11992: a free before its add left load until it expired."""
+    pair = net(2)
+    pair.arrive(0, 16)
+    pair.progress(0, 0, 2)
+    booked, released = [told for _, _, told in pair.said]
+    for told in (released, booked, released, booked):
+        pair.hear(0, 1, told)
+    assert sum(requests(pair, 1)) == 0
+    assert pair.routers[1].core.stats().stale_events == 3
+
+
+def test_E101_what_a_link_has_dropped_comes_with_the_next_sync():
+    """dynamo#11992: nothing was retried, so a lost add or free stood until it expired."""
+    pair = net(2, Faults(lost=0.5, longest_ns=100))
+    for number in range(30):
+        pair.arrive(number % 2, 8, path=number % 5)
+        pair.progress(number % 2, number, number)
+    pair.deliver()
+    assert pair.differences() != []
+    pair.settle()
+    assert pair.differences() == []
 
 
 @pytest.mark.parametrize("faults", [Faults(longest_ns=1_000), Faults(repeated=1.0, longest_ns=1_000)], ids=str)
@@ -69,7 +94,7 @@ def test_E125_two_cores_over_a_link_that_turns_the_order_round_count_the_same(fa
 
 
 def test_E125_two_routers_do_not_fill_the_same_rank_twice():
-    """Under strict capacity each sees what the other has taken, as soon as it has been told."""
+    """llm-d-router#1593: under strict capacity each sees what the other has taken, as soon as it has been told."""
     pair = net(2, capacity=Capacity.STRICT)
     for number in range(12):
         pair.arrive(number % 2, 40)

@@ -176,6 +176,13 @@ def test_a_journal_that_does_not_replay_explains_nothing(kvcore, folder):
     assert os.listdir() == ["j.jsonl"]
 
 
+def test_what_replicas_are_told_is_about_nobody(kvcore):
+    told = write([(arrive(1, "x"),), (arrive(2, "a"),), (RequestFinished(8, "x", 1),)], replica="me", **WAITS)
+    status, out, _ = kvcore("journal", "explain", "j.jsonl", "a")
+    assert (status, [type(action).__name__ for action in told[-1].actions]) == (0, ["Publish", "Dispatch", "Publish"])
+    assert "decision   attempt 2 at 8 ns: worker 1 rank 0, only one" in out
+
+
 def test_a_trail_follows_waits_decisions_and_ends():
     """By hand: a wait, a question, a decision, a failure, a cancellation, and another request of the same name."""
     config = {"index": IndexMode.OFF, "refresh_after_ns": 1, **WAITS}
