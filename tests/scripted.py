@@ -14,8 +14,9 @@ from stories import Story, profile
 from kvcore.admission import AdmissionPolicy, AdmissionView, Answers, Bypass, Decision, Defer, MakeReady, Ready, Refuse
 from kvcore.policy import AdmissionSpec, Capacity, PolicyClass, PolicyProfile
 from kvcore.request import Rank
+from kvcore.scheduler import Scheduler
 
-MAKERS = (StandIn,)
+MAKERS = (StandIn, Scheduler)
 
 
 class Script(AdmissionPolicy):

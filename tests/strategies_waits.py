@@ -60,7 +60,7 @@ def questions(draw) -> Flavour:
                         max_overtake_tokens=draw(st.sampled_from((None, None, 9))),
                         admission=draw(admission()))
     config = SchedulerConfig(
-        4, profile, index=IndexMode.OFF, refresh_after_ns=draw(st.sampled_from((1, 2, 3, 6))),
+        4, profile, index=IndexMode.OFF, refresh_after_ns=draw(st.sampled_from((1, 0, 3, 6))),
         refresh_timeout_ns=draw(st.sampled_from((5, 1, 20))), on_overload=draw(st.sampled_from(list(OnOverload))),
         overload_wait_ns=draw(st.sampled_from((3, 10))), pin_grace_ns=draw(st.sampled_from((0, 8))),
         empty_fleet_wait_ns=draw(st.sampled_from((0, 8))), booking_ttl_ns=draw(st.sampled_from((None, None, 10))))

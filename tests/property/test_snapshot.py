@@ -6,9 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lockstep import answer, load_rows, potential_rows
 from oracle import Oracle
+from policies import ADMISSION
 from recording import as_code
 from strategies import anything, detours, fadings, flavours, plans, retries
 from strategies_letters import Resolver
+from strategies_peers import replicas
 
 from kvcore.scheduler import Scheduler
 
@@ -21,8 +23,8 @@ def seen(scheduler, probe):
 
 def check(plan, every: int) -> None:
     """Play a plan on a scheduler and on one that is restored from the other's state, or its own, again and again."""
-    scheduler, oracle = Scheduler(plan.config), Oracle(plan.config)
-    twin = Scheduler.restore(scheduler.snapshot())
+    scheduler, oracle = Scheduler(plan.config, ADMISSION), Oracle(plan.config, ADMISSION)
+    twin = Scheduler.restore(scheduler.snapshot(), admission=ADMISSION)
     resolver = Resolver(plan, oracle)
     batches = []
     for number, events in enumerate(resolver.batches()):
@@ -35,7 +37,7 @@ def check(plan, every: int) -> None:
         if number % every == 0:
             data = scheduler.snapshot()
             assert twin.snapshot() == data, as_code(plan.config, batches)
-            twin = Scheduler.restore(data)
+            twin = Scheduler.restore(data, admission=ADMISSION)
             assert seen(twin, probe) == seen(scheduler, probe), as_code(plan.config, batches)
 
 
@@ -46,4 +48,9 @@ def test_a_restored_scheduler_goes_on_alike(plan, every):
 
 @given(plans(st.one_of(retries(), detours(), fadings(), anything())), st.integers(1, 4))
 def test_also_where_much_is_remembered(plan, every):
+    check(plan, every)
+
+
+@given(plans(st.one_of(replicas(), replicas(base=fadings()))), st.integers(1, 4))
+def test_also_where_peers_speak(plan, every):
     check(plan, every)

@@ -122,23 +122,23 @@ def test_the_test_of_a_limit_settles_first(make):
     story.arrive("p", lifecycle=False, pinned=Rank(1))
     batch = (arrive(1, "x", do_not_queue=True, pinned=Rank(1)), arrive(1, "b"))
     assert short(story.many(*batch)) == "WOULD_QUEUE x, D a, H b"
-    assert story.heard() == "decide a @0, decide x @1, decide b @1, aborted x @1"
+    assert story.heard() == "decide a @0, decide x @1, aborted x @1, decide b @1"
 
 
-def test_who_is_let_go_before_it_is_stored_is_not_forgotten(make):
-    """While the limits of b are tested x ends, and the policy lets b go, of whom nobody else knows yet."""
+def test_who_is_not_stored_yet_cannot_be_let_go(make):
+    """Where a limit would refuse b, the batch so far is settled before its policy is asked: x ends before."""
     keys = {"admission": holding("b", on={"aborted x": "b, b"}), "request_queue_limit_per_worker": 1}
     batch = (arrive(1, "x", do_not_queue=True), arrive(1, "b"))
     story = held(make, 1, keys=keys)
     story.arrive("run", lifecycle=False)
-    assert short(story.many(*batch)) == "WOULD_QUEUE x, P b"
-    assert story.waiting()[:2] == (1, 0)
-    assert story.heard() == "decide x @1, decide b @1, aborted x @1"
+    assert short(story.many(*batch)) == "WOULD_QUEUE x, H b"
+    assert story.waiting()[:2] == (1, 1)
+    assert story.heard() == "decide x @1, aborted x @1, decide b @1"
     full = held(make, 1, keys=keys)
     full.arrive("run", lifecycle=False)
     full.arrive("w", lifecycle=False)
     assert short(full.many(*batch)) == "WOULD_QUEUE x, QUEUE_FULL_REQUESTS b"
-    assert full.heard() == "decide x @1, decide b @1, aborted x @1, aborted b @1"
+    assert full.heard() == "decide x @1, aborted x @1, decide b @1, aborted b @1"
 
 
 # Placement.
@@ -292,10 +292,10 @@ def test_one_park_a_batch_by_seq(make):
     assert short(story.many(*batch)) == "SHUTTING_DOWN a, SHUTTING_DOWN b, SHUTTING_DOWN x, SHUTTING_DOWN c"
 
 
-def test_a_release_may_not_wait_either(make):
-    """Its rank makes it one of a class with a limit of zero: it goes at once, or not at all."""
+def test_limits_are_not_tested_on_a_move(make):
+    """Its rank makes it one of a class with a limit of zero, where it waits all the same."""
     story = bucketed(make, holding("a", "b"), request_queue_limit_per_worker=0)
     for name in "ab":
         story.arrive(name, 8, overlap=cached((1, 2)))
     assert short(story.release("a", Rank(2))) == "D a"
-    assert story.release("b", Rank(2)) == (Reject("b", R.QUEUE_FULL_REQUESTS, 1, 0, 0, None),)
+    assert short(story.release("b", Rank(2))) == "P b"
