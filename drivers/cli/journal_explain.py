@@ -21,6 +21,7 @@ from kvcore import (
     Ignored,
     JournalBatch,
     Park,
+    Publish,
     RefreshOverlap,
     Reject,
     RejectReason,
@@ -59,7 +60,7 @@ def follow(batches: Iterable[JournalBatch], request_id: str, at: int | None = No
         decided = False
         for action in batch.actions:
             total += isinstance(action, Dispatch)
-            if action.request_id != request_id or _about_another(action):
+            if not _is_about(action, request_id):
                 continue
             waits = isinstance(action, Park | RefreshOverlap)
             if isinstance(action, Dispatch):
@@ -84,10 +85,11 @@ def _facts(batch: JournalBatch, request_id: str) -> list[Any]:
             and getattr(event, "attempt", 0) not in stale]
 
 
-def _about_another(action: AnyAction) -> bool:
-    """Whether an action leaves the live request of its id alone."""
-    return isinstance(action, Ignored) or (
-        isinstance(action, Reject) and action.reason is RejectReason.DUPLICATE_ID)
+def _is_about(action: AnyAction, request_id: str) -> bool:
+    """Whether an action does something to the live request of this id."""
+    if isinstance(action, Publish | Ignored) or action.request_id != request_id:
+        return False
+    return not (isinstance(action, Reject) and action.reason is RejectReason.DUPLICATE_ID)
 
 
 def _words(item: Any) -> str:

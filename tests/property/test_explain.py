@@ -129,7 +129,7 @@ def test_a_rank_whose_load_falls_as_told_is_taken(plan):
     names = dict.fromkeys(names_of(batches))
     told = {name: core.explain(name) for name in names}
     found = [(name, view) for name in names for view in only_busy(told[name])]
-    if not found:
+    if not found or core.stats().peer_bookings:    # what other replicas run there does not end so
         return
     name, view = found[len(batches) % len(found)]
     completed = [
