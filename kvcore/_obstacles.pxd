@@ -37,7 +37,6 @@ cdef class Obstacles:
     cdef slot_t _pair              # busy thresholds of its class, NO_SLOT: none
     cdef int64_t _needed           # blocks, where none of its own run; under strict capacity
     cdef slot_t usable             # ranks that it may use, in Placement's candidates until somebody else asks
-    cdef slot_t takers             # of these, those that would take it now
     cdef finding_t _found[OBSTACLES]
 
     cdef int look(self, slot_t slot) except -1

@@ -40,7 +40,6 @@ cdef class Obstacles:
         self._pair = self._placement.pair_of[row.class_index]
         self._needed = prompt_blocks(row.prompt, self._placement.block_size) + row.reserve
         self.usable = self._placement.usable(slot)
-        self.takers = 0
         if strict:
             self._fleet.ledger.active.index.match(row.sequence, row.sequence_length, row.serial)
         for obstacle in range(OBSTACLES):
@@ -48,7 +47,6 @@ cdef class Obstacles:
         for i in range(self.usable):
             rank = self._placement.candidates[i]
             standing = self._standing(rank)
-            self.takers += standing == 0
             for obstacle in range(OBSTACLES if standing else 0):
                 if standing & (1 << obstacle):
                     found = &self._found[obstacle]

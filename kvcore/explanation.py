@@ -54,7 +54,8 @@ class Decision:
 
 @dataclass(frozen=True)
 class RankView:
-    """A rank that a request may use, and what on it matters to whether it may go there.
+    """A rank that a request may use, and what on it matters to whether it may go there. Its load is all that counts:
+    own bookings, those of other replicas, and what its engine reports beyond them.
 
     state: "open", "overloaded", "leased" (unavailable for a while) or "gone".
     takes: it would take the request now, whoever stands before it in the queue.

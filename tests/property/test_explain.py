@@ -89,7 +89,8 @@ def test_decisions_are_those_that_were_made(plan):
             assert (decision.request_id, decision.attempt, decision.class_index, decision.rank) == (
                 action.request_id, action.attempt, action.class_index, Rank(action.worker_id, action.dp_rank))
             check_decision(decision)
-        if expected and told and told[0].request_id == probe.request_id:
+        if expected and told and told[0].request_id == probe.request_id and (
+                core.explain(probe.request_id).lane == probe.pinned):      # no policy has placed it
             assert [(score.cost, score.rank.worker_id, score.rank.dp_rank)
                     for score in made[len(made) - len(told)].candidates] == expected
 
@@ -128,7 +129,7 @@ def test_a_rank_whose_load_falls_as_told_is_taken(plan):
     names = dict.fromkeys(names_of(batches))
     told = {name: core.explain(name) for name in names}
     found = [(name, view) for name in names for view in only_busy(told[name])]
-    if not found:
+    if not found or core.stats().peer_bookings:    # what other replicas run there does not end so
         return
     name, view = found[len(batches) % len(found)]
     completed = [

@@ -199,6 +199,13 @@ def test_a_trail_follows_waits_decisions_and_ends():
     assert follow(batches, "nobody") == Trail()
 
 
+def test_what_replicas_are_told_is_passed_over(kvcore):
+    told = write([(arrive(1, "a"),), (RequestFinished(2, "a", 1),)], replica="me")
+    assert [type(action).__name__ for batch in told for action in batch.actions] == ["Dispatch", "Publish", "Publish"]
+    _, out, _ = kvcore("journal", "explain", "j.jsonl", "a")
+    assert out.endswith("later      batch 2, at 2 ns: RequestFinished COMPLETED\n")
+
+
 def test_a_journal_from_before_decisions_were_kept(kvcore, folder):
     write([(arrive(1, "x"),), (arrive(2, "a"),)], **WAITS)
     expected = kvcore("journal", "explain", "j.jsonl", "x")
