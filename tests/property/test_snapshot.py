@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import hashlib
+from contextlib import suppress
+
 from hypothesis import given
 from hypothesis import strategies as st
 from lockstep import answer, load_rows, potential_rows
 from oracle import Oracle
 from recording import as_code
 from strategies import anything, detours, fadings, flavours, plans, retries
-from strategies_letters import Resolver
+from strategies_letters import Resolver, resolved
 
+from kvcore.errors import InvalidSnapshot
+from kvcore.events import TimerFired
 from kvcore.scheduler import Scheduler
+
+CHECKSUM = 16
+WORDS = (0, 1, -1, 2, 255, 2**31 - 1, -2**31, 2**32, 2**53, 2**53 + 1, 2**62, 2**63 - 1, -2**63)
 
 
 def seen(scheduler, probe):
@@ -47,3 +55,22 @@ def test_a_restored_scheduler_goes_on_alike(plan, every):
 @given(plans(st.one_of(retries(), detours(), fadings(), anything())), st.integers(1, 4))
 def test_also_where_much_is_remembered(plan, every):
     check(plan, every)
+
+
+@given(plans(flavours(), most_batches=15), st.data())
+def test_damage_is_refused_or_is_another_snapshot(plan, data):
+    """Under a checksum that is right: whatever is restored gives the same bytes, is sound and goes on."""
+    scheduler = Scheduler(plan.config)
+    for events, _ in resolved(plan, Oracle(plan.config)).steps:
+        scheduler.step_many(events)
+    content = scheduler.snapshot()[:-CHECKSUM]
+    for _ in range(5):
+        at, size = data.draw(st.integers(12, len(content))), data.draw(st.sampled_from((1, 4, 8)))
+        word = data.draw(st.sampled_from(WORDS)).to_bytes(8, "little", signed=True)[:size]
+        damaged = content[:at] + word + content[at + data.draw(st.sampled_from((size, size, 0, 2 * size))):]
+        damaged += hashlib.blake2b(damaged, digest_size=CHECKSUM).digest()
+        with suppress(InvalidSnapshot):
+            twin = Scheduler.restore(damaged)
+            assert twin.snapshot() == damaged
+            twin.step(TimerFired(max(2**61, twin.next_deadline_ns or 0)))
+            assert twin.audit() == []

@@ -190,8 +190,11 @@ def seen(scheduler):
             scheduler.profile, scheduler.audit())
 
 
-@given(st.sampled_from(CONFIGS), st.lists(st.binary(min_size=LETTER_BYTES, max_size=LETTER_BYTES), max_size=90),
-       st.integers(1, 5))
+LETTER = st.binary(min_size=LETTER_BYTES, max_size=LETTER_BYTES)
+LETTERS = st.sampled_from((1, 30, 70)).flatmap(lambda fewest: st.lists(LETTER, min_size=fewest, max_size=90))
+
+
+@given(st.sampled_from(CONFIGS), LETTERS, st.integers(1, 5))
 def test_a_restored_scheduler_goes_on_alike(config, letters, every):
     scheduler = Scheduler(config, admission=ADMISSION)
     twin = Scheduler.restore(scheduler.snapshot(), admission=ADMISSION)
