@@ -8,6 +8,7 @@ from kvcore.actions import AnyAction, Dispatch, Park, Reject
 from kvcore.admission import Factory
 from kvcore.config import SchedulerConfig
 from kvcore.events import AnyEvent
+from kvcore.policy import PolicyProfile
 from kvcore.request import Request
 from kvcore.stats import SchedulerStats
 
@@ -16,9 +17,13 @@ POTENTIAL_DTYPE: np.dtype[np.void]
 
 @final
 class Scheduler:
-    def __init__(self, config: SchedulerConfig | None = None) -> None: ...
+    def __init__(
+        self, config: SchedulerConfig | None = None, admission: Mapping[str, Factory] | None = None,
+    ) -> None: ...
     @property
     def config(self) -> SchedulerConfig: ...
+    @property
+    def profile(self) -> PolicyProfile: ...
     @property
     def next_deadline_ns(self) -> int | None: ...
     def step(self, event: AnyEvent, /) -> tuple[AnyAction, ...]: ...
