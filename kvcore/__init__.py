@@ -57,6 +57,8 @@ from kvcore.events import (
     WorkerStatusChanged,
     WorkerUpserted,
 )
+from kvcore.explanation import Decision, Explanation, QueueEntry, RankView, Score
+from kvcore.explanation_text import text as explanation_text
 from kvcore.journal import JournalBatch, JournalReader, JournalReplay, JournalWriter
 from kvcore.journal import replay as replay_journal
 from kvcore.policy import (
@@ -91,6 +93,7 @@ __all__ = [
     "CapacityHinted",
     "ClassStats",
     "ContextAdvanced",
+    "Decision",
     "Dispatch",
     "DispatchAccepted",
     "DispatchFailed",
@@ -98,6 +101,7 @@ __all__ = [
     "Event",
     "Evict",
     "EvictReason",
+    "Explanation",
     "Ignored",
     "IgnoredReason",
     "IndexMode",
@@ -127,8 +131,10 @@ __all__ = [
     "PolicyReplaced",
     "PrefillCompleted",
     "PrefillDecay",
+    "QueueEntry",
     "QueuePolicy",
     "Rank",
+    "RankView",
     "RefreshOverlap",
     "Reject",
     "RejectReason",
@@ -140,6 +146,7 @@ __all__ = [
     "Scheduler",
     "SchedulerConfig",
     "SchedulerStats",
+    "Score",
     "SelectionWeights",
     "Tier",
     "TimerFired",
@@ -147,6 +154,7 @@ __all__ = [
     "WorkerRemoved",
     "WorkerStatusChanged",
     "WorkerUpserted",
+    "explanation_text",
     "load_policy",
     "replay_journal",
 ]

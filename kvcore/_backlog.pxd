@@ -52,6 +52,7 @@ cdef class Backlog:
     cdef void sort_stored(self) noexcept
     cdef int look_again(self, slot_t slot, ns_t idle_until_ns) except -1
     cdef slot_t still_waiting(self, int64_t i) noexcept
+    cdef int park(self, list out) except -1
     cdef slot_t next_leftover(self) noexcept
     cdef limit_t limit_hit(self, slot_t slot, int64_t* current, int64_t* bound) noexcept
     cdef Reject refused(self, slot_t slot, str request_id, object reason)

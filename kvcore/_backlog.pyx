@@ -4,7 +4,8 @@ Owns the counter of arrival order, the queue, and the list of what the present b
 decides about Parks and about requests that may not wait). It keeps pins of the worker table and timers of the request
 table in step with what is stored, ready to run or held back by an admission policy.
 
-It words the refusal of what may not wait. Never here: whether a limit refuses, what becomes of a popped request.
+It words the refusal of what may not wait, and the Parks. Never here: whether a limit refuses, what becomes of a popped
+request.
 """
 from libc.stdlib cimport free, qsort
 from kvcore._drr cimport LIMIT_REQUESTS
@@ -13,10 +14,12 @@ from kvcore._lanes cimport ClassQueue, waiting_t
 from kvcore._load cimport RANK_OPEN
 from kvcore._requests cimport STATE_DEFERRED, STATE_WAITING, TIMER_GRACE, TIMER_LOOK, request_t
 from kvcore._types cimport NEVER_NS, NO_SLOT, NS_END, ceil_div, int32_t, resize
-from kvcore.actions cimport make_reject
+from kvcore.actions cimport make_park, make_reject
 
-from kvcore.actions import RejectReason
+from kvcore.actions import ParkReason, RejectReason
 
+cdef object QUEUED = ParkReason.QUEUED
+cdef object DEFERRED = ParkReason.DEFERRED
 cdef tuple FULL_REASONS = (
     RejectReason.QUEUE_FULL_REQUESTS, RejectReason.QUEUE_FULL_RAW_TOKENS, RejectReason.QUEUE_FULL_CACHED_TOKENS)
 
@@ -233,6 +236,19 @@ cdef class Backlog:
         if row.state != STATE_WAITING and row.state != STATE_DEFERRED:
             return NO_SLOT
         return entry.slot if row.seq == entry.seq else NO_SLOT
+
+    cdef int park(self, list out) except -1:
+        """Tell of everything that this batch has stored and that still waits, by seq."""
+        cdef int64_t i
+        cdef slot_t slot
+        self.sort_stored()
+        for i in range(self.stored):
+            slot = self.still_waiting(i)
+            if slot != NO_SLOT:
+                out.append(make_park(
+                    self._requests.ids.id_of(slot), self._requests.rows[slot].class_index,
+                    DEFERRED if self._requests.rows[slot].state == STATE_DEFERRED else QUEUED))
+        return 0
 
     cdef slot_t next_leftover(self) noexcept:
         """The next request of this batch, by seq, that still waits and may not; or NO_SLOT. O(batch) in all."""

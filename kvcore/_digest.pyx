@@ -117,7 +117,7 @@ cdef class Digester:
         slot = queue.next_by_age(&place)
         while slot != NO_SLOT:
             put_u64(&self._buffer, self._queue.waiting.rows[slot].key.seq)
-            put_i128(&self._buffer, queue.overtaken(slot))
+            put_i128(&self._buffer, queue.gone_past(slot))
             slot = queue.next_by_age(&place)
         return self._flush()
 

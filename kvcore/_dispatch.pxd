@@ -1,6 +1,7 @@
 # The one path from the queue to a booking.
 cimport cython
 from kvcore._backlog cimport Backlog
+from kvcore._decisions cimport DecisionRing
 from kvcore._endings cimport Endings
 from kvcore._fleet cimport Fleet
 from kvcore._placement cimport Placement
@@ -17,6 +18,7 @@ cdef class Dispatcher:
     cdef Placement _placement
     cdef Backlog _backlog
     cdef Endings _endings
+    cdef DecisionRing ring             # hears of every decision; None: nobody asks for them
     cdef ns_t _refresh_after_ns        # NEVER_NS: never
     cdef ns_t _refresh_timeout_ns
     cdef uint64_t generator            # breaks ties (DESIGN D8)

@@ -24,6 +24,8 @@ cdef class Dispatcher:
         self._placement = placement
         self._backlog = backlog
         self._endings = endings
+        if config.decisions_kept:
+            self.ring = DecisionRing(config.decisions_kept, requests, fleet, placement)
         asks = config.index is IndexMode.OFF and config.refresh_after_ns is not None
         self._refresh_after_ns = config.refresh_after_ns if asks else NEVER_NS
         self._refresh_timeout_ns = config.refresh_timeout_ns
@@ -80,6 +82,8 @@ cdef class Dispatcher:
         action = <Dispatch>answer
         action.attempt = self.next_attempt
         action.wait_ns = self._fleet.ledger.now_ns - row.arrival_ns
+        if self.ring is not None:
+            self.ring.note(slot, rank, action.attempt)
         self._fleet.ledger.book(
             slot, rank, action.prefill_tokens, row.sequence, row.sequence_length, row.outside, row.reserve)
         self._fleet.touch(slot, row.path, row.path_length)

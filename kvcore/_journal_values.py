@@ -81,7 +81,7 @@ CONFIG = Table(
     weights=_WEIGHTS.layout(), role=enum(Role), on_overload=enum(OnOverload), overload_wait_ns=INTEGER,
     prefill_decay=enum(PrefillDecay), predict_ttl_ns=_COUNT, reported_load_ttl_ns=_COUNT,
     capacity=optional(enum(Capacity)), attempts_max=INTEGER, refresh_after_ns=_COUNT, refresh_timeout_ns=INTEGER,
-    pin_grace_ns=INTEGER, empty_fleet_wait_ns=INTEGER)
+    pin_grace_ns=INTEGER, empty_fleet_wait_ns=INTEGER, decisions_kept=INTEGER)
 
 _TIER = enum(events.Tier)
 _RUN = {"now_ns": INTEGER, "request_id": TEXT, "attempt": INTEGER}

@@ -45,6 +45,7 @@ cdef class Ledger:
     cdef void remove_rank(self, slot_t rank) noexcept
 
     cdef bint busy(self, slot_t rank, slot_t pair) noexcept nogil
+    cdef int64_t calm(self, slot_t rank, slot_t pair) noexcept nogil
     cdef int64_t tokens(self, slot_t rank) noexcept nogil
     cdef int64_t blocks(self, slot_t rank) noexcept nogil
 

@@ -183,6 +183,10 @@ cdef class Ledger:
         cdef int64_t calm = self._calm[rank * self.pairs + pair]
         return calm != INT64_TOP and tokens_at(&self.loads[rank], self.now_ns) > calm
 
+    cdef int64_t calm(self, slot_t rank, slot_t pair) noexcept nogil:
+        """The largest prefill load of a rank that is not busy for a threshold pair; INT64_TOP: it never is."""
+        return self._calm[rank * self.pairs + pair]
+
     cdef int64_t tokens(self, slot_t rank) noexcept nogil:
         return tokens_at(&self.loads[rank], self.now_ns)
 

@@ -288,7 +288,7 @@ cdef class SnapshotWriter:
             slot = queue.next_by_age(&place)
             while slot != NO_SLOT:
                 put_i32(&self._buffer, self._order[slot])
-                put_i128(&self._buffer, queue.overtaken(slot))
+                put_i128(&self._buffer, queue.gone_past(slot))
                 slot = queue.next_by_age(&place)
         return 0
 

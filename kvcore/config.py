@@ -93,6 +93,8 @@ class SchedulerConfig:
     pin_grace_ns: how long a request waits for a pinned rank that is unknown, gone or unavailable, from its arrival or
         from the loss, whichever is later (DESIGN D14); 0: it is rejected at once.
     empty_fleet_wait_ns: the same for a fleet without workers.
+    decisions_kept: the last so many decisions are kept with their score tables, for `explain` and `decisions`,
+        0..2^20; at most some 4 kB each, and a look at every candidate for each dispatch. 0: none are.
     """
 
     block_size: int = 16
@@ -115,6 +117,7 @@ class SchedulerConfig:
     refresh_timeout_ns: int = 10**9
     pin_grace_ns: int = 0
     empty_fleet_wait_ns: int = 0
+    decisions_kept: int = 0
 
     def __post_init__(self) -> None:
         if not _is_int(self.block_size) or not 1 <= self.block_size <= 2**31 - 1:
@@ -131,6 +134,8 @@ class SchedulerConfig:
                 raise InvalidConfig(f"{name} must be 0..2^62-1, not {wait_ns!r}")
         if not _is_int(self.refresh_timeout_ns) or not 1 <= self.refresh_timeout_ns < 2**62:
             raise InvalidConfig(f"refresh_timeout_ns must be 1..2^62-1, not {self.refresh_timeout_ns!r}")
+        if not _is_int(self.decisions_kept) or not 0 <= self.decisions_kept <= 2**20:
+            raise InvalidConfig(f"decisions_kept must be 0..2^20, not {self.decisions_kept!r}")
         if not _is_int(self.attempts_max) or not 1 <= self.attempts_max <= 2**31 - 1:
             raise InvalidConfig(f"attempts_max must be 1..2^31-1, not {self.attempts_max!r}")
         if not _is_int(self.overload_wait_ns) or not 1 <= self.overload_wait_ns < 2**62:

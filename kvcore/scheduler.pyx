@@ -23,6 +23,7 @@ from kvcore._digest cimport Digester
 from kvcore._dispatch cimport Dispatcher
 from kvcore._drr cimport LIMIT_NONE, PolicyQueue, limit_t
 from kvcore._endings cimport Endings
+from kvcore._explain cimport Explainer
 from kvcore._facts cimport WorkerFacts
 from kvcore._fleet cimport Fleet
 from kvcore._forecast cimport Forecast
@@ -37,7 +38,7 @@ from kvcore._snapshot cimport SnapshotWriter
 from kvcore._tables cimport Tables
 from kvcore._types cimport (
     DEBUG_CHECKS, FRACTION_ONE, NO_SLOT, NS_END, int32_t, int64_t, ns_t, slot_t)
-from kvcore.actions cimport make_park, make_reject
+from kvcore.actions cimport make_reject
 from kvcore.events cimport (
     AdmissionReleased, BlocksRemoved, BlocksStored, ContextAdvanced, DispatchAccepted, DispatchFailed, Drained, Event,
     OutputBlockAdded, OverlapRefreshed, PolicyReplaced, PrefillCompleted, RequestArrived, RequestCancelled,
@@ -45,15 +46,13 @@ from kvcore.events cimport (
 from kvcore.request cimport Request
 
 from kvcore._tables import LOAD_DTYPE, POTENTIAL_DTYPE
-from kvcore.actions import ParkReason, RejectReason
+from kvcore.actions import RejectReason
 from kvcore.config import SchedulerConfig
 from kvcore.errors import InvalidSnapshot
 from kvcore.events import Outcome
 
 __all__ = ["LOAD_DTYPE", "POTENTIAL_DTYPE", "Scheduler"]
 
-cdef object QUEUED = ParkReason.QUEUED
-cdef object DEFERRED = ParkReason.DEFERRED
 cdef object COMPLETED = Outcome.COMPLETED
 cdef tuple NOTHING = ()
 
@@ -85,6 +84,7 @@ cdef class Scheduler:
     cdef WorkerFacts facts
     cdef Tables tables
     cdef Forecast forecast
+    cdef Explainer explainer
     cdef ns_t now_ns
     cdef list builds                       # fresh admission policies for each PolicyReplaced of the present batch
     cdef int64_t steps                     # counted in debug builds only
@@ -129,6 +129,8 @@ cdef class Scheduler:
         self.tables = Tables(self.fleet, self.placement)
         self.forecast = Forecast(
             self.requests, self.backlog, self.placement, self.admission, self.tables, self.block_size)
+        self.explainer = Explainer(
+            config, profile, self.requests, self.fleet, self.placement, self.backlog, self.policies, self.dispatcher)
 
     # The door.
 
@@ -163,9 +165,9 @@ cdef class Scheduler:
                 self._advance((<Event>event).now_ns, out)
                 self._apply(<Event>event, out)
                 if self.policies.any:
-                    self.admission.deliver(out)
+                    self.admission.deliver_all(out)
             self._settle(out)
-            self._park(out)
+            self.backlog.park(out)
             if DEBUG_CHECKS:
                 self._check_invariants()
             self.poisoned = False
@@ -303,6 +305,7 @@ cdef class Scheduler:
         profile = self.config.in_force(event.profile)
         if profile != self.profile:
             self.reload.replace(self.profile, profile, built, out)
+            self.explainer.adopt(profile)
             self.profile = profile
         return 0
 
@@ -380,23 +383,8 @@ cdef class Scheduler:
             if slot != NO_SLOT:
                 self.backlog.withdraw(slot)
                 self.endings.reject(slot, self.backlog.would_queue(slot, self.requests.ids.id_of(slot)), out)
-            elif self.policies.has_news():
-                self.admission.deliver(out)
-            else:
+            elif not self.policies.any or not self.admission.deliver_all(out):
                 return 0
-
-    cdef int _park(self, list out) except -1:
-        """Tell of everything that this batch has stored and that still waits, by seq."""
-        cdef int64_t i
-        cdef slot_t slot
-        self.backlog.sort_stored()
-        for i in range(self.backlog.stored):
-            slot = self.backlog.still_waiting(i)
-            if slot != NO_SLOT:
-                out.append(make_park(
-                    self.requests.ids.id_of(slot), self.requests.rows[slot].class_index,
-                    DEFERRED if self.requests.rows[slot].state == STATE_DEFERRED else QUEUED))
-        return 0
 
     # Reading. None of it changes the digest.
 
@@ -412,6 +400,21 @@ cdef class Scheduler:
         if reason is not None:
             return make_reject(request.request_id, reason, -1)
         return self.forecast.answer(request, self.now_ns, self.dispatcher.generator, self.dispatcher.next_attempt)
+
+    def explain(self, str request_id not None, /):
+        """Where a request stands and why: an Explanation. O(ranks that it may use)."""
+        self._check_owner()
+        return self.explainer.explain(request_id)
+
+    def queue_dump(self, int64_t limit, /):
+        """The first `limit` requests by seq that do not run yet, in whatever state: tuple of QueueEntry."""
+        self._check_owner()
+        return self.explainer.queue_dump(limit)
+
+    def decisions(self):
+        """The last SchedulerConfig.decisions_kept dispatches, and why there, newest last: tuple of Decision."""
+        self._check_owner()
+        return self.explainer.decisions()
 
     def loads(self):
         """Load of every rank in canonical order: numpy structured array of LOAD_DTYPE, shape (ranks,). O(ranks)."""

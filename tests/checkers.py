@@ -27,11 +27,16 @@ from history_moments import moments
 from recording import Run
 
 from kvcore.actions import Dispatch, Evict, EvictReason, Ignored, Park
+from kvcore.config import IndexMode, SchedulerConfig
 from kvcore.events import (
+    AdmissionReleased,
+    ContextAdvanced,
     DispatchAccepted,
     DispatchFailed,
     Drained,
     OutputBlockAdded,
+    OverlapRefreshed,
+    PolicyReplaced,
     PrefillCompleted,
     RequestArrived,
     RequestFinished,
@@ -234,11 +239,21 @@ CHECKERS = {
 
 
 #: Facts that no checker can read yet: what comes after one of them is left to the oracle.
-UNREAD = (DispatchAccepted, DispatchFailed, Drained)
+UNREAD = (DispatchAccepted, DispatchFailed, ContextAdvanced, AdmissionReleased, OverlapRefreshed, PolicyReplaced,
+          Drained)
+
+
+def waits_for_room_only(config: SchedulerConfig) -> bool:
+    """Whether nothing but a lack of room keeps a request waiting: no policy, no question, no worker that is away."""
+    asks = config.index is IndexMode.OFF and config.refresh_after_ns is not None
+    admits = any(item.admission is not None for item in config.effective_profile().classes)
+    return not (asks or admits or config.pin_grace_ns or config.empty_fleet_wait_ns)
 
 
 def readable(run: Run) -> Run:
-    """The run up to the first batch with a fact that checkers cannot read."""
+    """The run up to the first batch with a fact that checkers cannot read; nothing of it where they know no reasons."""
+    if not waits_for_room_only(run.config):
+        return Run(run.config)
     steps = takewhile(lambda step: not any(isinstance(event, UNREAD) for event in step[0]), run.steps)
     return Run(run.config, list(steps))
 

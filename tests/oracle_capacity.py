@@ -150,7 +150,10 @@ class Decisions:
 
     def _can_run(self, entry) -> bool:
         """The dispatch test of a head; what would fail for good passes too, so that it is answered."""
-        item, request = self.profile.classes[entry.class_index], entry.payload.request
+        live, request = entry.payload, entry.payload.request
+        item = self.profile.classes[live.class_index]
+        if self._is_grace(request, live.arrival_ns):
+            return False
         if not queues(item, self.profile.capacity):
             return True
         ranks = self._eligible(request)

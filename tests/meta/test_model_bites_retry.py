@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from oracle import Oracle
-from oracle_time import BOOKING
+from oracle_time import BOOKING, DRAIN
 from retry_stories import STORIES
 from stand_in import StandIn, corpus, differs
 from strategies import retries
@@ -185,7 +185,7 @@ class DrainBeforeBookings(StandIn):
         return [(due[0], BOOKING - 0.5, *due[2:]) if due[3] is None else due for due in super()._dues()]
 
     def _fall_due(self, kind, what, until_ns):
-        super()._fall_due(BOOKING + 1 if what is None else kind, what, until_ns)
+        super()._fall_due(DRAIN if what is None else kind, what, until_ns)
 
 
 class FirstDrainCounts(StandIn):

@@ -13,15 +13,16 @@ LAYERS = {
     "vocabulary": ["_types"],
     "values": ["errors", "request", "policy", "events", "actions", "config", "stats", "hashing", "_yaml_marks",
                "_admission_protocol", "_admission_values", "_session_concurrency", "_program_budget", "admission",
-               "policy_file", "policy_lint"],
+               "policy_file", "policy_lint", "explanation", "explanation_text"],
     "layouts": ["_journal_codec", "_journal_values"],
     "containers": ["_wire", "_slots", "_heap", "_blocks", "_prefix", "_active", "_predicted", "_overtaking",
                    "_elementary", "_tournament"],
     "domain": ["_requests", "_keys", "_lanes", "_drr", "_marks", "_load", "_ledger", "_ledger_audit", "_ledger_resume",
                "_taints", "_workers"],
     "decision": ["_fleet", "_selector", "_standings", "_overlaps", "_placement", "_tables", "_backlog", "_inspect",
-                 "_digest", "_policies", "_endings", "_admission", "_forecast", "_dispatch", "_lifecycle", "_reload",
-                 "_facts", "_accept", "_frame", "_snapshot", "_restore_requests", "_restore"],
+                 "_digest", "_policies", "_endings", "_admission", "_forecast", "_decisions", "_dispatch", "_lifecycle",
+                 "_reload", "_facts", "_accept", "_obstacles", "_explain", "_frame", "_snapshot", "_restore_requests",
+                 "_restore"],
     "scheduler": ["scheduler"],
     "record": ["journal"],
     "public": ["__init__"],
@@ -58,7 +59,7 @@ SEES_ACTIONS = {"_placement", "_backlog", "_endings", "_admission", "_forecast",
 
 STDLIB = {
     "__future__", "collections", "collections.abc", "copy", "dataclasses", "difflib", "enum", "fractions", "hashlib",
-    "heapq", "itertools", "json", "math", "re", "struct", "types", "typing",
+    "heapq", "itertools", "json", "math", "re", "struct", "textwrap", "types", "typing",
 }
 C_LIBRARY = {"cython", "libc.math", "libc.stdint", "libc.stdlib", "libc.string"}
 #: What few modules may have: packages beyond the standard library, and that which finds what is installed.

@@ -9,9 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lockstep import answer, load_rows, potential_rows
 from oracle import Oracle
+from policies import ADMISSION, logged
 from recording import as_code
 from strategies import anything, detours, fadings, flavours, plans, retries
 from strategies_letters import Resolver, resolved
+from strategies_waits import absences, admissions, questions, reloads
 
 from kvcore.errors import InvalidSnapshot
 from kvcore.events import TimerFired
@@ -29,21 +31,22 @@ def seen(scheduler, probe):
 
 def check(plan, every: int) -> None:
     """Play a plan on a scheduler and on one that is restored from the other's state, or its own, again and again."""
-    scheduler, oracle = Scheduler(plan.config), Oracle(plan.config)
-    twin = Scheduler.restore(scheduler.snapshot())
+    calls, again_calls = [], []
+    scheduler, oracle = Scheduler(plan.config, logged(calls)), Oracle(plan.config, ADMISSION)
+    twin = Scheduler.restore(scheduler.snapshot(), admission=logged(again_calls))
     resolver = Resolver(plan, oracle)
     batches = []
     for number, events in enumerate(resolver.batches()):
         batches.append(events)
         told, again = answer(scheduler, events), answer(twin, events)
         answer(oracle, events)
-        assert again == told, as_code(plan.config, batches)
+        assert (again, again_calls) == (told, calls), as_code(plan.config, batches)
         probe = resolver.probe(plan.batches[number][-1]) if plan.batches[number] else resolver.probe(b"\0" * 20)
         assert seen(twin, probe) == seen(scheduler, probe), as_code(plan.config, batches)
         if number % every == 0:
             data = scheduler.snapshot()
             assert twin.snapshot() == data, as_code(plan.config, batches)
-            twin = Scheduler.restore(data)
+            twin = Scheduler.restore(data, admission=logged(again_calls))
             assert seen(twin, probe) == seen(scheduler, probe), as_code(plan.config, batches)
 
 
@@ -57,11 +60,16 @@ def test_also_where_much_is_remembered(plan, every):
     check(plan, every)
 
 
+@given(plans(st.one_of(admissions(), questions(), absences(), reloads())), st.integers(1, 4))
+def test_also_where_much_is_waited_for(plan, every):
+    check(plan, every)
+
+
 @given(plans(flavours(), most_batches=15), st.data())
 def test_damage_is_refused_or_is_another_snapshot(plan, data):
     """Under a checksum that is right: whatever is restored gives the same bytes, is sound and goes on."""
-    scheduler = Scheduler(plan.config)
-    for events, _ in resolved(plan, Oracle(plan.config)).steps:
+    scheduler = Scheduler(plan.config, ADMISSION)
+    for events, _ in resolved(plan, Oracle(plan.config, ADMISSION)).steps:
         scheduler.step_many(events)
     content = scheduler.snapshot()[:-CHECKSUM]
     for _ in range(5):
@@ -70,7 +78,7 @@ def test_damage_is_refused_or_is_another_snapshot(plan, data):
         damaged = content[:at] + word + content[at + data.draw(st.sampled_from((size, size, 0, 2 * size))):]
         damaged += hashlib.blake2b(damaged, digest_size=CHECKSUM).digest()
         with suppress(InvalidSnapshot):
-            twin = Scheduler.restore(damaged)
+            twin = Scheduler.restore(damaged, admission=ADMISSION)
             assert twin.snapshot() == damaged
             twin.step(TimerFired(max(2**61, twin.next_deadline_ns or 0)))
             assert twin.audit() == []
