@@ -40,7 +40,7 @@ OTHER_REQUESTS = {
     "session_id": "",
     "lifecycle": False,
 }
-#: What a request may say: field, one value, another.
+#: What a request may say: field, one value, another. Nobody runs on worker 8 or 9.
 PAIRS = [
     ("policy_class", None, ""),
     ("session_id", "s", "t"),
@@ -57,9 +57,9 @@ PAIRS = [
     ("sequence_hashes", (), (1,)),
     ("sequence_hashes", (9, 2), (1, 9)),
     *[("weights", WEIGHTS, replace(WEIGHTS, **{name: 0.125})) for name in WEIGHTS.__dataclass_fields__],
-    *[("overlap", Overlap(**{name: ((Rank(1), 1),)}), Overlap(**{name: ((rank, blocks),)}))
+    *[("overlap", Overlap(**{name: ((Rank(8), 1),)}), Overlap(**{name: ((rank, blocks),)}))
       for name in ("device", "host", "disk", "effective", "cached_tokens")
-      for rank, blocks in ((Rank(1), 2), (Rank(2), 1), (Rank(1, 1), 1))],
+      for rank, blocks in ((Rank(8), 2), (Rank(9), 1), (Rank(8, 1), 1))],
     *[("overlap", OVERLAP, Overlap(**{name: ((Rank(1), 1),)}))
       for name in ("device", "host", "disk", "effective", "cached_tokens")],
 ]
@@ -247,13 +247,13 @@ def may_wait(other):
 def placed(*ranks: Rank) -> Story:
     """`a` and `b` run, one on each of two ranks; `x` was on the first of these when `a` came."""
     story = Story()
-    story.upsert(1, dp_size=2)
-    story.upsert(2)
+    for worker_id in sorted({rank.worker_id for rank in ranks}):
+        story.upsert(worker_id, dp_size=sum(rank.worker_id == worker_id for rank in ranks))
     story.arrive("x", pinned=ranks[0])
     for name in "ab":
         story.arrive(name, allowed_workers=frozenset(rank.worker_id for rank in ranks))
         story.cancel("x")
-    assert story.core.loads()["requests"].sum() == 2
+    assert story.core.loads()["requests"].tolist() == [1, 1]
     return story
 
 
