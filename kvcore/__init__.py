@@ -14,6 +14,7 @@ from kvcore.actions import (
     IgnoredReason,
     Park,
     ParkReason,
+    Publish,
     RefreshOverlap,
     Reject,
     RejectReason,
@@ -46,6 +47,11 @@ from kvcore.events import (
     Outcome,
     OutputBlockAdded,
     OverlapRefreshed,
+    PeerBooked,
+    PeerLost,
+    PeerPrefillCompleted,
+    PeerReleased,
+    PeerSynced,
     PolicyReplaced,
     PrefillCompleted,
     RequestArrived,
@@ -56,6 +62,7 @@ from kvcore.events import (
     WorkerRemoved,
     WorkerStatusChanged,
     WorkerUpserted,
+    peer_event,
 )
 from kvcore.explanation import Decision, Explanation, QueueEntry, RankView, Score
 from kvcore.explanation_text import text as explanation_text
@@ -71,6 +78,7 @@ from kvcore.policy import (
     QueuePolicy,
 )
 from kvcore.policy_file import PolicyDocument, load_policy
+from kvcore.replica import FactKind, PeerFact, ReplicaFacts
 from kvcore.request import Overlap, Rank, Request, SelectionWeights, WorkerConfig
 from kvcore.scheduler import Scheduler
 from kvcore.stats import ClassStats, SchedulerStats
@@ -102,6 +110,7 @@ __all__ = [
     "Evict",
     "EvictReason",
     "Explanation",
+    "FactKind",
     "Ignored",
     "IgnoredReason",
     "IndexMode",
@@ -125,12 +134,19 @@ __all__ = [
     "OverlapRefreshed",
     "Park",
     "ParkReason",
+    "PeerBooked",
+    "PeerFact",
+    "PeerLost",
+    "PeerPrefillCompleted",
+    "PeerReleased",
+    "PeerSynced",
     "PolicyClass",
     "PolicyDocument",
     "PolicyProfile",
     "PolicyReplaced",
     "PrefillCompleted",
     "PrefillDecay",
+    "Publish",
     "QueueEntry",
     "QueuePolicy",
     "Rank",
@@ -138,6 +154,7 @@ __all__ = [
     "RefreshOverlap",
     "Reject",
     "RejectReason",
+    "ReplicaFacts",
     "Request",
     "RequestArrived",
     "RequestCancelled",
@@ -156,5 +173,6 @@ __all__ = [
     "WorkerUpserted",
     "explanation_text",
     "load_policy",
+    "peer_event",
     "replay_journal",
 ]

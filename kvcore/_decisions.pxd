@@ -59,8 +59,7 @@ cdef class DecisionRing:
     cdef list names                # of the classes in force, by index
 
     cdef int note(self, slot_t slot, slot_t chosen, int64_t attempt) except -1
-    cdef Decision find(self, str request_id, int64_t attempt)
-    cdef Decision find_last(self, str request_id)
+    cdef Decision find(self, str request_id)
     cdef tuple all(self)
 
     cdef decision_t* _next_row(self, str request_id, slot_t class_index) except NULL

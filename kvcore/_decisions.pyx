@@ -131,13 +131,8 @@ cdef class DecisionRing:
 
     # Reading.
 
-    cdef Decision find(self, str request_id, int64_t attempt):
-        """The decision about this attempt of a request, if it is the last about that id and still kept; or None."""
-        cdef object at = self._last.get(request_id)
-        return None if at is None or self._rows[<int32_t>at].attempt != attempt else self._decision(at)
-
-    cdef Decision find_last(self, str request_id):
-        """The last decision about this id, or None."""
+    cdef Decision find(self, str request_id):
+        """The last decision about this id, if it is still kept, or None."""
         cdef object at = self._last.get(request_id)
         return None if at is None else self._decision(at)
 

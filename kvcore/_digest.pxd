@@ -1,6 +1,7 @@
 # The digest: 128 bits over all state that decides what comes later.
 cimport cython
 from kvcore._drr cimport PolicyQueue, class_t
+from kvcore._exchange cimport Exchange
 from kvcore._fleet cimport Fleet
 from kvcore._ledger cimport Ledger
 from kvcore._requests cimport RequestTable
@@ -40,3 +41,4 @@ cdef class Digester:
 # What snapshots write alike.
 cdef int put_window(buffer_t* buffer, const class_t* ring) except -1
 cdef int put_weights(buffer_t* buffer, Ledger ledger, slot_t slot) except -1
+cdef int put_peers(buffer_t* buffer, Exchange exchange) except -1

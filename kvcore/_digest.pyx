@@ -1,10 +1,11 @@
 """Digester: 128 bits over all state that decides what comes later (DESIGN 6).
 
 BLAKE2b-128 over a canonical encoding: the scheduler's own counters and generator, the incrementally kept sums of the
-block indexes, classes by index, workers and ranks by (worker_id, dp_rank), live requests by id. A number stands as its
-little-endian bytes, an enum as its number, a text or sequence behind its length; what is absent stands apart from any
-value. So two states have the same bytes iff they are the same, whatever road led there: no slot number, no order of
-insertion and no size of a table is in it. A request enters whole, since a retry or another policy looks at it again.
+block indexes, classes by index, workers and ranks by (worker_id, dp_rank), live requests by id, other replicas by name
+(where one has ever been heard of). A number stands as its little-endian bytes, an enum as its number, a text or
+sequence behind its length; what is absent stands apart from any value. So two states have the same bytes iff they are
+the same, whatever road led there: no slot number, no order of insertion and no size of a table is in it. A request
+enters whole, since a retry or another policy looks at it again.
 
 It leaves out the last now_ns, statistics, remembered verdicts, memory layout, and what follows from the rest by rules
 of the present code alone (order of the heaps, states of ranks, counters).
@@ -72,6 +73,8 @@ cdef class Digester:
         for request_id in request_ids:
             put_text(&self._buffer, request_id)
             self._put_request(self._requests.find(request_id))
+        if self._fleet.exchange.board.heard_of_any():
+            put_peers(&self._buffer, self._fleet.exchange)
         self._hasher.update(PyMemoryView_FromMemory(self._buffer.data, self._buffer.size, PyBUF_READ))
         told = self._hasher.hexdigest()
         self._hasher = None
@@ -117,7 +120,7 @@ cdef class Digester:
         slot = queue.next_by_age(&place)
         while slot != NO_SLOT:
             put_u64(&self._buffer, self._queue.waiting.rows[slot].key.seq)
-            put_i128(&self._buffer, queue.gone_past(slot))
+            put_i128(&self._buffer, queue.overtaken(slot))
             slot = queue.next_by_age(&place)
         return self._flush()
 
@@ -178,13 +181,13 @@ cdef class Digester:
         return put_i64(&self._buffer, load.foreign_requests)
 
     cdef int _put_fifo(self, slot_t slot) except -1:
-        """Attempts that prefill on a rank whose load decays, the one in front first."""
+        """Attempts that prefill on a rank whose load decays, the one in front first; -1: a peer's, see put_peers."""
         cdef load_t* load = &self._fleet.ledger.loads[slot]
         cdef booking_t* booking
         cdef slot_t at = load.fifo_first
         while at != NO_SLOT:
             booking = &self._fleet.ledger.bookings[at]
-            put_i64(&self._buffer, self._requests.rows[at].attempt)
+            put_i64(&self._buffer, -1 if self._fleet.exchange.owns(at) else self._requests.rows[at].attempt)
             at = booking.fifo_next
         return put_i64(&self._buffer, 0)
 
@@ -314,6 +317,46 @@ cdef int put_weights(buffer_t* buffer, Ledger ledger, slot_t slot) except -1:
         run += 1
     put_i32(buffer, run)
     return put_i32(buffer, weight)
+
+
+cdef int put_peers(buffer_t* buffer, Exchange exchange) except -1:
+    """Other replicas by name, with what is known of their attempts; then their bookings by name and attempt."""
+    cdef slot_t slot
+    cdef dict places = exchange.places()
+    peers = exchange.board.dump()
+    put_i64(buffer, len(peers))
+    for name, generation, lost, floor, adrift, over, prefilled in peers:
+        put_text(buffer, name)
+        put_i64(buffer, generation)
+        put_u8(buffer, lost)
+        put_i64(buffer, floor)
+        for attempts in (adrift, over, prefilled):
+            put_i64(buffer, len(attempts))
+            for attempt in attempts:
+                put_i64(buffer, attempt)
+    put_i64(buffer, exchange.board.bookings())
+    for name, attempt, slot in exchange.board.live():
+        put_text(buffer, name)
+        put_i64(buffer, attempt)
+        put_i64(buffer, places.get(slot, -1))
+        _put_peer_booking(buffer, exchange, slot)
+    return 0
+
+
+cdef int _put_peer_booking(buffer_t* buffer, Exchange exchange, slot_t slot) except -1:
+    """A booking of a peer, whose outputs are not told. Of a prefill that is over no number matters any more."""
+    cdef request_t* row = &exchange.requests.rows[slot]
+    cdef booking_t* booking = &exchange.ledger.bookings[slot]
+    cdef rank_t* rank = &exchange.workers.ranks[booking.rank]
+    put_u64(buffer, rank.worker_id)
+    put_u32(buffer, rank.dp_rank)
+    put_u8(buffer, booking.prefilling)
+    put_i64(buffer, booking.prefill if booking.prefilling else 0)
+    put_i64(buffer, booking.private_blocks)
+    put_i64(buffer, booking.reserve_blocks)
+    put_i32(buffer, row.sequence_length)
+    put(buffer, row.sequence, row.sequence_length * sizeof(uint64_t))
+    return put_weights(buffer, exchange.ledger, slot)
 
 
 cdef int _put_texts(buffer_t* buffer, frozenset texts) except -1:

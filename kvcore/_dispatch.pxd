@@ -25,6 +25,7 @@ cdef class Dispatcher:
     cdef int64_t next_attempt
     cdef int64_t next_ticket
 
+    cdef bint asks_about(self, slot_t slot) noexcept
     cdef int place(self, slot_t slot, list out) except -1
     cdef int answer(self, slot_t slot, Overlap overlap, list out) except -1
 

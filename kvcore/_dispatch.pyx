@@ -33,13 +33,15 @@ cdef class Dispatcher:
         self.next_attempt = 1
         self.next_ticket = 1
 
+    cdef bint asks_about(self, slot_t slot) noexcept:
+        """Whether what is known of a request's overlap is so old that an outside index is asked before it is placed."""
+        cdef request_t* row = &self._requests.rows[slot]
+        return self._refresh_after_ns != NEVER_NS and row.path_length > 0 and (
+            self._fleet.ledger.now_ns - row.known_ns >= self._refresh_after_ns)
+
     cdef int place(self, slot_t slot, list out) except -1:
         """A request has been popped: Dispatch, Reject with the reason why not, or RefreshOverlap first."""
-        cdef request_t* row = &self._requests.rows[slot]
-        if self._refresh_after_ns != NEVER_NS and row.path_length and (
-                self._fleet.ledger.now_ns - row.known_ns >= self._refresh_after_ns):
-            return self._ask(slot, out)
-        return self._decide(slot, out)
+        return self._ask(slot, out) if self.asks_about(slot) else self._decide(slot, out)
 
     cdef int _ask(self, slot_t slot, list out) except -1:
         cdef request_t* row = &self._requests.rows[slot]
@@ -94,4 +96,4 @@ cdef class Dispatcher:
             row.class_index, self._fleet.ledger.now_ns, self._backlog.queue.waiting.rows[slot].cost)
         self.next_attempt += 1
         out.append(action)
-        return 0
+        return self._fleet.exchange.booked(slot, action)

@@ -61,7 +61,7 @@ cdef class PolicyQueue:
             if item.name in places:
                 i = places[item.name]
                 row = &ring.classes[i]
-                row.deficit = <int64_t>(<i128>self.classes[old].deficit * row.quantum // self.classes[old].quantum)
+                row.deficit = saturated(<i128>self.classes[old].deficit * row.quantum // self.classes[old].quantum)
                 row.dispatched = self.classes[old].dispatched
                 row.charged = self.classes[old].charged
                 row.dispatched_cost = self.classes[old].dispatched_cost

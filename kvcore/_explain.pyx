@@ -14,7 +14,7 @@ from kvcore._lanes cimport ClassQueue, waiting_t
 from kvcore._requests cimport (
     STATE_DEFERRED, STATE_FREE, STATE_REFRESHING, STATE_RUNNING, STATE_WAITING, TIMER_GRACE, TIMER_LOOK,
     TIMER_REFRESH, request_t)
-from kvcore._types cimport NEVER_NS, NO_SLOT, NS_END, ceil_div, int32_t
+from kvcore._types cimport NEVER_NS, NO_SLOT, NS_END, ceil_div, int32_t, saturated
 from kvcore._workers cimport rank_t
 from kvcore.request cimport Rank, Request
 
@@ -68,7 +68,7 @@ cdef class Explainer:
         """For a request that is not live."""
         cdef Explanation told = blank(request_id, "unknown", self._fleet.ledger.now_ns)
         if self._ring is not None:
-            told.decision = self._ring.find_last(request_id)
+            told.decision = self._ring.find(request_id)
         if told.decision is None:
             told.reasons = ("no such request is live, and no decision about it is kept",)
             return told
@@ -117,7 +117,7 @@ cdef class Explainer:
             told.position_is_exact = ahead < POSITION_MAX
             if self._bounds[row.class_index] is not None:
                 told.max_overtake_tokens = self._bounds[row.class_index]
-                told.overtaken_tokens = queue.overtaken(slot)
+                told.overtaken_tokens = saturated(queue.overtaken(slot))
         return self._tell_price(slot, told)
 
     cdef int _tell_price(self, slot_t slot, Explanation told) except -1:
@@ -137,7 +137,7 @@ cdef class Explainer:
             return 0
         told.attempt = row.attempt
         if self._ring is not None:
-            told.decision = self._ring.find(told.request_id, row.attempt)
+            told.decision = self._ring.find(told.request_id)
         if row.state == STATE_RUNNING:
             rank = &self._fleet.workers.ranks[self._fleet.ledger.bookings[slot].rank]
             told.rank = Rank(rank.worker_id, rank.dp_rank)
@@ -176,7 +176,7 @@ cdef class Explainer:
             first = elder
             name = "it" if elder == slot else named(self._requests.ids.id_of(elder))
             reasons.append(f"{name} is the oldest of its lane and has to go first: it was overtaken by "
-                           f"{queue.overtaken(elder):,} of at most {told.max_overtake_tokens:,} tokens")
+                           f"{saturated(queue.overtaken(elder)):,} of at most {told.max_overtake_tokens:,} tokens")
         self._why_not(first, "" if first == slot else f"{name} waits: ", reasons)
         if told.rounds_to_go and len(self._names) > 1:
             reasons.append(f"class {named(told.class_name)} has a deficit of {told.deficit_tokens:,} tokens: it can "

@@ -1,10 +1,15 @@
-"""WorkerFacts: every event that is about no request, carried to the fleet (DESIGN 3.1, D14).
+"""WorkerFacts: every event that is about no request of ours, carried to the fleet (DESIGN 3.1, D14, D19).
 
 Owns nothing. What a fact means for requests, it leaves to others: bookings of ranks that go end first, and those who
-wait for what is lost hear of it. A fact about a rank or worker that is not the current one is counted, and no more.
+wait for what is lost hear of it. A fact about a rank, worker or replica that is not the current one is counted, and no
+more.
 """
 from kvcore._types cimport NEVER_NS, NO_SLOT, ns_t
-from kvcore.events cimport BlocksCleared, BlocksRemoved, BlocksStored, CapacityHinted
+from kvcore.events cimport (
+    BlocksCleared, BlocksRemoved, BlocksStored, CapacityHinted, PeerBooked, PeerLost, PeerPrefillCompleted,
+    PeerReleased, PeerSynced)
+
+cdef tuple PEERS = (PeerBooked, PeerPrefillCompleted, PeerReleased, PeerLost, PeerSynced)
 
 
 cdef class WorkerFacts:
@@ -15,7 +20,7 @@ cdef class WorkerFacts:
         self._inspector = lifecycle.inspector
 
     cdef int apply(self, Event event, list out) except -1:
-        """Apply a fact about workers, at the time to which the fleet has been brought."""
+        """Apply a fact about workers or replicas, at the time to which the fleet has been brought."""
         cdef object kind = type(event)
         cdef bint current = True
         if kind is BlocksStored or kind is BlocksRemoved or kind is BlocksCleared:
@@ -30,8 +35,10 @@ cdef class WorkerFacts:
             current = self._report(<LoadReported>event)
         elif kind is CapacityHinted:
             self._fleet.hint((<CapacityHinted>event).ranks)
+        elif kind in PEERS:
+            self._inspector.stale += self._fleet.heard(event)
         else:
-            raise AssertionError(f"accepted but not applied: {event!r}")
+            self._inspector.stale += self._fleet.heard(event)       # the others are what replicas tell
         self._inspector.stale += not current
         return 0
 

@@ -61,7 +61,8 @@ cdef class Inspector:
             running_requests=self._running(), workers=self._fleet.workers.count(), ranks=self._fleet.workers.present,
             index_blocks=self._fleet.device.pairs + self._fleet.host.pairs + self._fleet.disk.pairs,
             retried=self.retried, over_cap_ranks=self._over_caps(), deferred_requests=self._queue.held,
-            refreshing_requests=self._requests.refreshing, classes=tuple(classes))
+            refreshing_requests=self._requests.refreshing, peers=self._fleet.exchange.board.count(),
+            peer_bookings=self._fleet.exchange.board.bookings(), classes=tuple(classes))
 
     cdef int64_t _over_caps(self):
         """Ranks whose bookings exceed their caps: growth beyond reserves, or caps that were lowered (DESIGN D8)."""
@@ -75,7 +76,7 @@ cdef class Inspector:
 
     cdef int64_t _running(self):
         cdef slot_t i
-        cdef int64_t running = 0
+        cdef int64_t running = -self._fleet.exchange.board.bookings()
         for i in range(self._fleet.workers.present):
             running += self._fleet.ledger.loads[self._fleet.workers.order[i]].requests
         return running
@@ -93,6 +94,7 @@ cdef class Inspector:
         cdef booking_t* booking
         cdef int64_t running = 0
         faults.extend(ledger_faults(self._fleet.ledger))
+        faults.extend(self._fleet.exchange.faults())
         for request_id in self._requests.ids.live():
             slot = self._requests.find(request_id)
             row = &self._requests.rows[slot]

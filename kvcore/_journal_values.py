@@ -4,7 +4,7 @@ It never changes; another layout is another version. Fields with a default value
 
 - An event or action is a list: the name of its class; its fields without a default in the order of their declaration;
   then, if any other field differs from its default, an object with those fields by name. Request and WorkerConfig are
-  laid out the same way, without the name.
+  laid out the same way, and PeerFact, without the name.
 - Overlap is an object with its fields that are not empty. SelectionWeights and the configuration are objects with every
   field, so that a later change of defaults does not change what was recorded.
 - Block hashes are one text, 16 hexadecimal digits each. A frozenset is a sorted list. A rank is [worker_id, dp_rank],
@@ -38,6 +38,7 @@ from kvcore._journal_codec import (
 )
 from kvcore.config import IndexMode, OnOverload, PrefillDecay, Role, SchedulerConfig
 from kvcore.policy import AdmissionSpec, Arbitration, CacheBucket, Capacity, PolicyClass, PolicyProfile, QueuePolicy
+from kvcore.replica import FactKind, PeerFact
 from kvcore.request import Overlap, Request, SelectionWeights, WorkerConfig
 
 _COUNT = optional(INTEGER)
@@ -81,11 +82,18 @@ CONFIG = Table(
     weights=_WEIGHTS.layout(), role=enum(Role), on_overload=enum(OnOverload), overload_wait_ns=INTEGER,
     prefill_decay=enum(PrefillDecay), predict_ttl_ns=_COUNT, reported_load_ttl_ns=_COUNT,
     capacity=optional(enum(Capacity)), attempts_max=INTEGER, refresh_after_ns=_COUNT, refresh_timeout_ns=INTEGER,
-    pin_grace_ns=INTEGER, empty_fleet_wait_ns=INTEGER, decisions_kept=INTEGER)
+    pin_grace_ns=INTEGER, empty_fleet_wait_ns=INTEGER, decisions_kept=INTEGER, replica=optional(TEXT),
+    replica_generation=INTEGER)
 
 _TIER = enum(events.Tier)
 _RUN = {"now_ns": INTEGER, "request_id": TEXT, "attempt": INTEGER}
 _AT_RANK = {"now_ns": INTEGER, "worker_id": INTEGER, "dp_rank": INTEGER, "incarnation": INTEGER}
+_PEER = {"now_ns": INTEGER, "peer": TEXT, "generation": INTEGER}
+_PEER_LOAD = {
+    "worker_id": INTEGER, "dp_rank": INTEGER, "incarnation": INTEGER, "sequence_hashes": HASHES,
+    "unnamed_blocks": INTEGER, "prefill_tokens": INTEGER, "reserve_blocks": INTEGER}
+_FACT = Row(
+    PeerFact, kind=enum(FactKind), replica=TEXT, generation=INTEGER, attempt=INTEGER, **_PEER_LOAD, completed=FLAG)
 
 #: By class, as the other table below.
 EVENTS: dict[type[events.Event], Row] = {row.kind: row for row in (
@@ -112,6 +120,11 @@ EVENTS: dict[type[events.Event], Row] = {row.kind: row for row in (
     Row(events.CapacityHinted, "CapacityHinted", now_ns=INTEGER, ranks=optional(tuple_of(RANK))),
     Row(events.PolicyReplaced, "PolicyReplaced", now_ns=INTEGER, profile=PROFILE.layout()),
     Row(events.Drained, "Drained", now_ns=INTEGER, deadline_ns=INTEGER),
+    Row(events.PeerBooked, "PeerBooked", **_PEER, attempt=INTEGER, **_PEER_LOAD),
+    Row(events.PeerPrefillCompleted, "PeerPrefillCompleted", **_PEER, attempt=INTEGER),
+    Row(events.PeerReleased, "PeerReleased", **_PEER, attempt=INTEGER, completed=FLAG),
+    Row(events.PeerLost, "PeerLost", **_PEER),
+    Row(events.PeerSynced, "PeerSynced", **_PEER, next_attempt=INTEGER, facts=tuple_of(_FACT.layout())),
     Row(events.TimerFired, "TimerFired", now_ns=INTEGER),
 )}
 
@@ -125,6 +138,7 @@ ACTIONS: dict[type[actions.Action], Row] = {row.kind: row for row in (
     Row(actions.Evict, "Evict", request_id=TEXT, attempt=INTEGER, worker_id=INTEGER,
         reason=enum(actions.EvictReason)),
     Row(actions.RefreshOverlap, "RefreshOverlap", request_id=TEXT, ticket=INTEGER, block_hashes=HASHES),
+    Row(actions.Publish, "Publish", fact=_FACT.layout()),
     Row(actions.Ignored, "Ignored", request_id=TEXT, attempt=INTEGER, reason=enum(actions.IgnoredReason)),
 )}
 

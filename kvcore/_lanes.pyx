@@ -17,7 +17,7 @@ Cost: push, take, remove O(log n); candidate O(tests * log lanes).
 """
 from libc.stdlib cimport free
 from kvcore._heap cimport heap_before, heap_free, heap_holds, heap_init, heap_push, heap_remove, heap_reserve
-from kvcore._types cimport NO_SLOT, resize, saturated
+from kvcore._types cimport NO_SLOT, resize
 
 
 cdef class WaitingTable:
@@ -198,10 +198,6 @@ cdef class ClassQueue:
         """The oldest request of that lane under an overtaking bound, else NO_SLOT."""
         return NO_SLOT if self._overtaking is None else self._lanes[self.table.rows[item].lane].ages.nodes[0].item
 
-    cdef int64_t overtaken(self, slot_t item) noexcept:
-        """Cost of younger requests popped while a stored one has been ready; kept only under an overtaking bound."""
-        return saturated(self._overtaking.overtaken(item))
-
     cdef slot_t blocked_shared(self) noexcept:
         """The head that blocks the shared lane, or NO_SLOT."""
         return self._lanes[SHARED].heap.nodes[0].item if self._lanes[SHARED].blocked else NO_SLOT
@@ -234,8 +230,8 @@ cdef class ClassQueue:
         """What waits, in order of becoming ready: one request a call, then NO_SLOT. `place` is 0 at first."""
         return self._overtaking.next_from(place)
 
-    cdef i128 gone_past(self, slot_t item) noexcept:
-        """What `overtaken` says, in full."""
+    cdef i128 overtaken(self, slot_t item) noexcept:
+        """Cost of younger requests popped while a stored one has been ready; kept only under an overtaking bound."""
         return self._overtaking.overtaken(item)
 
     cdef int pass_all(self, i128 cost) except -1:

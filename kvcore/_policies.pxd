@@ -21,7 +21,7 @@ cdef class Policies:
     cdef readonly bint any
 
     cdef list build(self, object profile)
-    cdef list adopt(self, object before, object profile, list built)
+    cdef list adopt(self, object before, object profile, list built, ns_t now_ns)
     cdef str class_name(self, slot_t class_index)
     cdef str type_of(self, slot_t class_index)
     cdef bint manages(self, slot_t class_index) noexcept

@@ -37,7 +37,7 @@ cdef class Policies:
         return [None if item.admission is None else build_policy(item.admission, item.name, self._given)
                 for item in profile.classes]
 
-    cdef list adopt(self, object before, object profile, list built):
+    cdef list adopt(self, object before, object profile, list built, ns_t now_ns):
         """The classes of this profile from now on, with these fresh policies; before: the profile in force, or None.
 
         A policy lives on where name and admission of its class stay. Returns, by old class, the new class of the policy
@@ -45,7 +45,7 @@ cdef class Policies:
         """
         kept = [NO_SLOT] * len(self._policies)
         places = {item.name: i for i, item in enumerate(profile.classes)}
-        due = [NEVER_NS] * len(built)
+        due = [None] * len(built)
         for i, item in enumerate(() if before is None else before.classes):
             at = places.get(item.name)
             if item.admission is not None and at is not None and profile.classes[at].admission == item.admission:
@@ -58,6 +58,11 @@ cdef class Policies:
         self._labels = [None if item.admission is None else (item.admission.type, item.name)
                         for item in profile.classes]
         self._due = due
+        for i, policy in enumerate(built):
+            if policy is None:
+                due[i] = NEVER_NS
+            elif due[i] is None:
+                self._look_at_clock(i, now_ns)
         self.any = any(policy is not None for policy in built)
         return kept
 

@@ -8,6 +8,7 @@ from kvcore._frame cimport SnapshotFrame
 from kvcore._lifecycle cimport Lifecycle
 from kvcore._policies cimport Policies
 from kvcore._requests cimport RequestTable
+from kvcore._restore_peers cimport PeerReader
 from kvcore._types cimport int64_t, slot_t
 
 
@@ -20,6 +21,7 @@ cdef class RequestReader:
     cdef Fleet _fleet
     cdef Dispatcher _dispatcher
     cdef Policies _policies
+    cdef PeerReader _peers
     cdef set _seqs                 # taken by requests
     cdef dict _waiting             # slot -> its timers; those that have not found their place yet
     cdef list _started             # (progress_ns, attempt, slot, attempts, accepted, state)

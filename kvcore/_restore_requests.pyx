@@ -34,6 +34,7 @@ cdef class RequestReader:
         self._fleet = lifecycle.fleet
         self._dispatcher = lifecycle.dispatcher
         self._policies = lifecycle.policies
+        self._peers = PeerReader(frame, lifecycle.fleet, lifecycle.policies)
         self._seqs = set()
         self._waiting = {}
         self._started = []
@@ -44,6 +45,7 @@ cdef class RequestReader:
             slot = self._take_request(block_size)
             self._take_row(slot)
         self._start()
+        self._peers.take()
         self._take_bookings()
         self._take_loads()
         return self._take_ages()
@@ -153,7 +155,7 @@ cdef class RequestReader:
                 raise ValueError("a booking is none of a request that runs, or not in its place")
             last = self._requests.rows[slot].attempt
             self._take_booking(slot)
-        return 0
+        return self._peers.finish()
 
     cdef int _take_booking(self, slot_t slot) except -1:
         cdef request_t* row = &self._requests.rows[slot]
@@ -168,6 +170,9 @@ cdef class RequestReader:
         cdef int32_t run, weight
         if rank == NO_SLOT:
             raise ValueError("a booking is on no rank")
+        if prefilling and prefill > 0:
+            self._peers.make_way(rank)
+            row = &self._requests.rows[slot]   # the table may have grown
         self._fleet.ledger.book(
             slot, rank, prefill if prefilling else 0, row.sequence, row.sequence_length, row.outside, row.reserve)
         resume_booking(

@@ -8,6 +8,7 @@
     workers, by id          configuration, incarnation, marks by source; of each rank: since when it is lost, the blocks
                             that it holds by tier, sorted, and the predicted ones with their last use, oldest first
     requests, by id         the Request as JSON, and its row
+    other replicas          by name, what is known of their attempts; then their bookings
     bookings, by attempt    each is an index into the requests, and a rank
     loads, by rank          since when its front prefills, its last report, what that adds
     ages                    under an overtaking bound: who waits, by age, and what has gone past
@@ -29,7 +30,7 @@ import json
 
 from libc.stdlib cimport free, malloc, qsort
 from libc.string cimport memcpy
-from kvcore._digest cimport put_weights, put_window
+from kvcore._digest cimport put_peers, put_weights, put_window
 from kvcore._drr cimport class_t
 from kvcore._frame cimport DIGEST_BYTES, put_head, sealed
 from kvcore._lanes cimport ClassQueue, waiting_t
@@ -88,6 +89,7 @@ cdef class SnapshotWriter:
         self._put_classes()
         self._put_workers()
         self._put_requests()
+        put_peers(&self._buffer, self._fleet.exchange)
         self._put_bookings()
         self._put_loads()
         self._put_ages()
@@ -288,7 +290,7 @@ cdef class SnapshotWriter:
             slot = queue.next_by_age(&place)
             while slot != NO_SLOT:
                 put_i32(&self._buffer, self._order[slot])
-                put_i128(&self._buffer, queue.gone_past(slot))
+                put_i128(&self._buffer, queue.overtaken(slot))
                 slot = queue.next_by_age(&place)
         return 0
 

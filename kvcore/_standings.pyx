@@ -15,8 +15,8 @@ Never here: who may be used, bookings, the common and the rare forms of a cost (
 Invariants: after refresh() every key is that of the ledger's loads; the rank chosen, the number of draws and the set of
 ties are those of the plain loop over all open ranks in canonical order.
 
-Cost: refresh O(dirty log W), at most O(W); cheapest O(log W + overlay), the plain loop's O(W) where the overlay is
-large or the query is not served; most_room O(1).
+Cost: rebuild O(W), the larger one of before and after; refresh O(dirty log W), at most O(W); cheapest O(log W +
+overlay), the plain loop's O(W) where the overlay is large or the query is not served; most_room O(1).
 """
 from libc.stdlib cimport free, qsort
 from kvcore._load cimport INT64_TOP, RANK_OPEN, blocks_of, held_of, load_t, requests_of, tokens_at
@@ -114,10 +114,10 @@ cdef class Standings:
 
     cdef int rebuild(self, const slot_t* order, slot_t present) except -1:
         """The fleet has other ranks: all present ones in canonical order. All of it or, on MemoryError, nothing."""
-        cdef slot_t rank, position, i
+        cdef slot_t position, i
         self._reserve(order, present)
-        for rank in range(self._ranks):
-            self._position[rank] = NO_SLOT
+        for position in range(self.present):
+            self._position[self._order[position]] = NO_SLOT     # those of before, not all that have ever been
         for position in range(present):
             self._order[position] = order[position]
             self._position[order[position]] = position

@@ -45,6 +45,8 @@ from kvcore.events cimport (
     RequestFinished, TimerFired)
 from kvcore.request cimport Request
 
+from dataclasses import replace
+
 from kvcore._tables import LOAD_DTYPE, POTENTIAL_DTYPE
 from kvcore.actions import RejectReason
 from kvcore.config import SchedulerConfig
@@ -106,10 +108,10 @@ cdef class Scheduler:
         self.block_size = config.block_size
         self.builds = []
         self.policies = Policies(admission)
-        self.policies.adopt(None, profile, self.policies.build(profile))
+        self.policies.adopt(None, profile, self.policies.build(profile), 0)
         distinct, pairs = threshold_pairs(profile)
         self.requests = RequestTable(config.booking_ttl_ns is not None)
-        self.fleet = Fleet(config, distinct)
+        self.fleet = Fleet(config, distinct, self.requests)
         self.placement = Placement(self.fleet, self.requests, config, pairs)
         self.backlog = Backlog(config, self.requests, self.fleet, self.placement)
         self.queue = self.backlog.queue
@@ -128,7 +130,8 @@ cdef class Scheduler:
         self.facts = WorkerFacts(self.lifecycle)
         self.tables = Tables(self.fleet, self.placement)
         self.forecast = Forecast(
-            self.requests, self.backlog, self.placement, self.admission, self.tables, self.block_size)
+            self.requests, self.backlog, self.placement, self.admission, self.dispatcher, self.tables,
+            self.block_size)
         self.explainer = Explainer(
             config, profile, self.requests, self.fleet, self.placement, self.backlog, self.policies, self.dispatcher)
 
@@ -159,7 +162,7 @@ cdef class Scheduler:
             if built is not None:
                 self.builds = built
             self.poisoned = True               # until the batch is through
-            out = []
+            out = self.fleet.exchange.out = []
             self.backlog.begin_batch()
             for event in events:
                 self._advance((<Event>event).now_ns, out)
@@ -303,10 +306,13 @@ cdef class Scheduler:
     cdef int _on_policy_replaced(self, PolicyReplaced event, list out) except -1:
         cdef list built = self.builds.pop(0)
         profile = self.config.in_force(event.profile)
-        if profile != self.profile:
-            self.reload.replace(self.profile, profile, built, out)
-            self.explainer.adopt(profile)
-            self.profile = profile
+        return 0 if profile == self.profile else self._adopt(profile, built, out)
+
+    cdef int _adopt(self, object profile, list built, list out) except -1:
+        """Another profile is in force; built: fresh admission policies of it."""
+        self.reload.replace(self.profile, profile, built, out)
+        self.explainer.adopt(profile)
+        self.profile = profile
         return 0
 
     # Requests that run.
@@ -399,7 +405,7 @@ cdef class Scheduler:
         reason = self._refusal(request)
         if reason is not None:
             return make_reject(request.request_id, reason, -1)
-        return self.forecast.answer(request, self.now_ns, self.dispatcher.generator, self.dispatcher.next_attempt)
+        return self.forecast.answer(request, self.now_ns)
 
     def explain(self, str request_id not None, /):
         """Where a request stands and why: an Explanation. O(ranks that it may use)."""
@@ -429,6 +435,10 @@ cdef class Scheduler:
         accept((RequestArrived(self.now_ns, request),), self.now_ns, self.block_size, self.policies)
         return self.forecast.potential_loads(request, self.now_ns)
 
+    def replica_facts(self):
+        """All own bookings, for PeerSynced: a ReplicaFacts. Raises RuntimeError without SchedulerConfig.replica."""
+        return self.fleet.exchange.facts(self.dispatcher.next_attempt)
+
     def stats(self):
         """Counters and gauges: a SchedulerStats. O(classes)."""
         return self.inspector.stats()
@@ -450,9 +460,10 @@ cdef class Scheduler:
         return SnapshotWriter(self.lifecycle).write(self.config, self.profile, self.now_ns, self.digest())
 
     @staticmethod
-    def restore(data, *, admission=None):
+    def restore(data, *, admission=None, replica_generation=None):
         """A scheduler that goes on where the one was that gave this snapshot. admission: as for a new one. O(state).
 
+        replica_generation: a higher one for its new life, where other replicas listen; None: the old one.
         Raises InvalidSnapshot for any bytes that `snapshot` has not given, and for another version's.
         """
         cdef Scheduler scheduler
@@ -465,13 +476,15 @@ cdef class Scheduler:
             reader.check(scheduler.audit(), scheduler.snapshot())
         except DAMAGE as error:
             raise InvalidSnapshot(str(error) or type(error).__name__) from error
+        if replica_generation is not None:
+            scheduler.config = replace(scheduler.config, replica_generation=replica_generation)
+            scheduler.fleet.exchange.generation = replica_generation
         return scheduler
 
     cdef int _resume(self, SnapshotReader reader) except -1:
         """Take over the state of another scheduler with this configuration; this one is new."""
         if reader.profile != self.profile:
-            self.reload.replace(self.profile, reader.profile, self.policies.build(reader.profile), [])
-            self.profile = reader.profile
+            self._adopt(reader.profile, self.policies.build(reader.profile), [])
         reader.fill(self.lifecycle)
         self.now_ns = self.fleet.ledger.now_ns
         return 0

@@ -34,6 +34,8 @@ class SchedulerStats:
     deferred_requests: of the waiting ones, those that an admission policy holds back.
     refreshing_requests: those that wait for the answer to RefreshOverlap; they have left their class.
     over_cap_ranks: ranks whose bookings exceed their caps, by growth or because caps were lowered.
+    peers: other replicas that have been heard of and are not lost. peer_bookings: theirs that count here. What peers
+        run is in no other number of these but over_cap_ranks.
     """
 
     arrived: int
@@ -54,4 +56,6 @@ class SchedulerStats:
     retried: int
     deferred_requests: int
     refreshing_requests: int
+    peers: int
+    peer_bookings: int
     classes: tuple[ClassStats, ...]

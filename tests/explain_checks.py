@@ -4,12 +4,33 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from kvcore.events import CapacityHinted
-from kvcore.explanation import Explanation, QueueEntry
+from stories import Story
+
+from kvcore.events import CapacityHinted, WorkerStatusChanged
+from kvcore.explanation import Explanation, QueueEntry, RankView
 from kvcore.scheduler import Scheduler
 
 ALL = 2**40
 LINES_MAX = 64
+
+
+def explained(story: Story, request_id: str) -> Explanation:
+    """The explanation; looking leaves no trace."""
+    before = story.core.digest()
+    told = story.core.explain(request_id)
+    assert story.core.digest() == before
+    assert story.core.explain(request_id) == told
+    return told
+
+
+def view(worker_id: int, dp_rank: int = 0, **fields) -> RankView:
+    plain = {"state": "open", "takes": False, "busy": False, "prefill_tokens": 0, "busy_above_tokens": None,
+             "requests": 0, "max_requests": None, "held_blocks": 0, "total_kv_blocks": None, "needs_blocks": None}
+    return RankView(worker_id=worker_id, dp_rank=dp_rank, **{**plain, **fields})
+
+
+def status(now_ns: int, worker_id: int, **fields) -> WorkerStatusChanged:
+    return WorkerStatusChanged(now_ns, worker_id, 0, "", **fields)
 
 
 def check(core: Scheduler, names, now_ns: int) -> dict[str, Explanation]:

@@ -16,7 +16,7 @@ from strategies_letters import Resolver
 from kvcore.errors import InvalidEvent
 
 LOAD_FIELDS = ("worker_id", "dp_rank", "requests", "prefill_tokens", "active_blocks", "held_blocks", "state",
-               "reported_prefill_tokens", "reported_blocks", "reported_requests")
+               "reported_prefill_tokens", "reported_blocks", "reported_requests", "peer_requests")
 POTENTIAL_FIELDS = ("worker_id", "dp_rank", "requests", "prefill_tokens", "decode_blocks", "cached_tokens", "eligible")
 SCALARS = [item.name for item in dataclasses.fields(Stats) if item.name != "classes"]
 CLASS_SCALARS = [item.name for item in dataclasses.fields(ClassStats)]

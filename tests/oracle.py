@@ -4,10 +4,10 @@ It owns the door, the order of things inside a step (advance time, apply, settle
 parts: time in oracle_time, arrivals in oracle_arrival, who goes next in oracle_settle, policies that hold requests back
 in oracle_admission, questions about caches in oracle_refresh, waiting for ranks that are lost in oracle_grace, second
 attempts and the end in oracle_retry, another policy in oracle_reload, facts of workers in oracle_fleet, facts of what
-runs in oracle_run, classes and limits in oracle_limits, who may be used and what it costs in oracle_capacity. Below
-them: queues in oracle_queue, load in oracle_ledger, caches in oracle_index, the numbers of a choice in oracle_cost,
-refused events in oracle_validate, the rest of what it remembers in oracle_state. It imports values only, and
-`Scheduler` never.
+runs in oracle_run, other replicas in oracle_peers, classes and limits in oracle_limits, who may be used and what it
+costs in oracle_capacity. Below them: queues in oracle_queue, load in oracle_ledger, caches in oracle_index, the numbers
+of a choice in oracle_cost, refused events in oracle_validate, the rest of what it remembers in oracle_state. It imports
+values only, and `Scheduler` never.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from oracle_grace import Graces
 from oracle_index import RankCache
 from oracle_ledger import RankLoad, WyRand
 from oracle_limits import Limits
+from oracle_peers import PEER_EVENTS, Peer, Peers
 from oracle_queue import PolicyQueue
 from oracle_refresh import Refreshes
 from oracle_reload import Reloads
@@ -68,8 +69,8 @@ from kvcore.request import Request
 PARKED = {"waiting": ParkReason.QUEUED, "deferred": ParkReason.DEFERRED}
 
 
-class Oracle(Time, Arrivals, Settling, Admission, Refreshes, Graces, Retries, Reloads, Runs, FleetFacts, Limits,
-             Decisions):
+class Oracle(Time, Arrivals, Settling, Admission, Refreshes, Graces, Retries, Reloads, Runs, FleetFacts, Peers,
+             Limits, Decisions):
     """Same events, same actions as the core; see DESIGN 3 for the contract of `step`."""
 
     def __init__(self, config: SchedulerConfig | None = None, admission: Mapping[str, Factory] | None = None) -> None:
@@ -85,6 +86,7 @@ class Oracle(Time, Arrivals, Settling, Admission, Refreshes, Graces, Retries, Re
         self.lost_ns: dict[RankName, int] = {}
         self.empty_since_ns: int | None = 0     # None: there are ranks
         self.live: dict[str, Live] = {}
+        self.peers: dict[str, Peer] = {}
         self.generator = WyRand(self.config.seed)
         self.now_ns = 0
         self.next_seq = 0
@@ -134,7 +136,7 @@ class Oracle(Time, Arrivals, Settling, Admission, Refreshes, Graces, Retries, Re
         """What an arrival of this request at the last seen time would be answered."""
         twin = pickle.loads(pickle.dumps(self))
         answers = twin.step(RequestArrived(self.now_ns, request))
-        return next(a for a in answers if a.request_id == request.request_id)
+        return next(a for a in answers if getattr(a, "request_id", None) == request.request_id)
 
     def _can_build(self, profile: PolicyProfile) -> bool:
         """Whether all admission policies of a profile can be made."""
@@ -154,11 +156,16 @@ class Oracle(Time, Arrivals, Settling, Admission, Refreshes, Graces, Retries, Re
         stats.workers = len(self.workers)
         stats.ranks = len(self.loads_by_rank)
         stats.index_blocks = sum(len(names) for cache in self.index.values() for names in cache.told.values())
+        stats.peers = len([peer for peer in self.peers.values() if not peer.lost])
+        stats.peer_bookings = sum(len(peer.live) for peer in self.peers.values())
         stats.over_cap_ranks = len([rank for rank in self.loads_by_rank if self._is_over_cap(rank)])
         stats.classes = tuple(self._class_stats(index) for index in range(len(self.profile.classes)))
         return stats
 
     def _apply(self, event) -> None:
+        if isinstance(event, PEER_EVENTS):
+            self._heard(event)
+            return
         match event:
             case RequestArrived():
                 self._arrived(event.request)

@@ -16,6 +16,7 @@ from kvcore.events import (
     RequestCancelled,
     RequestFinished,
 )
+from kvcore.replica import FactKind
 
 
 class Runs:
@@ -50,6 +51,7 @@ class Runs:
             return
         else:
             load.complete_prefill(live.booking, self.now_ns, self._rate(live.rank))
+            self._publish(FactKind.PREFILL_COMPLETED, live)
         self._moves_on(live)
 
     def _context_advanced(self, event: ContextAdvanced) -> None:
@@ -91,14 +93,15 @@ class Runs:
 
     def _evict(self, live: Live, reason: EvictReason) -> None:
         """The booking is gone; the request stays until the driver answers or a second booking_ttl_ns has passed."""
+        self.actions.append(Evict(live.request.request_id, live.attempt, live.rank[0], reason))
         self._release(live, completed=False)
         live.state, live.progress_ns = "evicted", self.now_ns
         self.counts.evicted += 1
-        self.actions.append(Evict(live.request.request_id, live.attempt, live.rank[0], reason))
 
     def _release(self, live: Live, completed: bool) -> None:
         self.loads_by_rank[live.rank].release(live.booking, self.now_ns, self._rate(live.rank), completed)
         live.booking = None
+        self._publish(FactKind.RELEASED, live, completed=completed)
 
     def _end(self, live: Live, outcome: Outcome) -> None:
         if live.state == "running":

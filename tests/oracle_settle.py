@@ -64,6 +64,7 @@ class Settling:
         self.actions.append(Dispatch(
             request.request_id, live.attempt, *rank, live.class_index, cached, int(found.device), prefill, potential,
             self.now_ns - live.arrival_ns))
+        self._publish_booked(live)
 
     def _count(self, live: Live) -> None:
         """What has cost nothing tells nothing of the pace of its class."""

@@ -94,6 +94,8 @@ class Stats:
     retried: int = 0
     deferred_requests: int = 0
     refreshing_requests: int = 0
+    peers: int = 0
+    peer_bookings: int = 0
     classes: tuple[ClassStats, ...] = ()
 
 

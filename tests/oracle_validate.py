@@ -21,6 +21,11 @@ from kvcore.events import (
     Outcome,
     OutputBlockAdded,
     OverlapRefreshed,
+    PeerBooked,
+    PeerLost,
+    PeerPrefillCompleted,
+    PeerReleased,
+    PeerSynced,
     PolicyReplaced,
     PrefillCompleted,
     RequestArrived,
@@ -33,6 +38,7 @@ from kvcore.events import (
     WorkerUpserted,
 )
 from kvcore.policy import PolicyProfile
+from kvcore.replica import FactKind, PeerFact
 from kvcore.request import Overlap, Rank, Request, SelectionWeights, WorkerConfig
 
 NS_END = 2**62
@@ -43,9 +49,10 @@ U64_END = 2**64
 ATTEMPT_FACTS = (DispatchAccepted, DispatchFailed, PrefillCompleted, OutputBlockAdded, ContextAdvanced,
                  RequestFinished)
 NAMED = (RequestCancelled, AdmissionReleased, OverlapRefreshed, *ATTEMPT_FACTS)
+PEER_FACTS = (PeerBooked, PeerPrefillCompleted, PeerReleased, PeerLost, PeerSynced)
 BLOCK_FACTS = (BlocksStored, BlocksRemoved, BlocksCleared)
 KNOWN = (RequestArrived, WorkerUpserted, WorkerRemoved, WorkerStatusChanged, LoadReported, CapacityHinted,
-         PolicyReplaced, Drained, TimerFired, *NAMED, *BLOCK_FACTS)
+         PolicyReplaced, Drained, TimerFired, *NAMED, *BLOCK_FACTS, *PEER_FACTS)
 #: Weights that are shares of a block.
 SHARES = ("host_cache_hit_weight", "disk_cache_hit_weight", "shared_cache_multiplier")
 
@@ -85,6 +92,8 @@ def fault_of(event, last_ns: int, block_size: int) -> str | None:
         return None if isinstance(event.profile, PolicyProfile) else "profile"
     if isinstance(event, WorkerUpserted):
         return "config" if event.config is None else fault_of_worker(event.config, event.incarnation)
+    if isinstance(event, PEER_FACTS):
+        return fault_of_peer(event)
     if isinstance(event, (*BLOCK_FACTS, WorkerStatusChanged, LoadReported)) and event.incarnation < 0:
         return "incarnation"
     if isinstance(event, (BlocksStored, BlocksRemoved)) and not is_hashes(event.block_hashes):
@@ -114,6 +123,35 @@ def fault_of_answer(event: OverlapRefreshed) -> str | None:
     if event.ticket < 1:
         return "ticket"
     return None if event.overlap is None or is_overlap(event.overlap) else "overlap"
+
+
+def fault_of_peer(event) -> str | None:
+    """What is wrong with what a replica tells, or None."""
+    attempt = event.next_attempt if isinstance(event, PeerSynced) else getattr(event, "attempt", 1)
+    if not is_name(event.peer) or event.generation < 0 or not 1 <= attempt <= 2**62:
+        return "peer"
+    if isinstance(event, PeerBooked):
+        return None if is_peer_load(event) else "peer's booking"
+    if not isinstance(event, PeerSynced):
+        return None
+    if not isinstance(event.facts, tuple) or not all(isinstance(fact, PeerFact) for fact in event.facts):
+        return "facts"
+    if not all(isinstance(fact.kind, FactKind) for fact in event.facts):
+        return "kind of a fact"
+    if any((fact.replica, fact.generation) != (event.peer, event.generation) for fact in event.facts):
+        return "somebody else's facts"
+    booked = [fact for fact in event.facts if fact.kind is FactKind.BOOKED]
+    names = [(fact.attempt, int(fact.kind)) for fact in event.facts]
+    allowed = {(fact.attempt, kind) for fact in booked for kind in (FactKind.BOOKED, FactKind.PREFILL_COMPLETED)}
+    if names != sorted(set(names)) or not allowed.issuperset(names):
+        return "order of facts"
+    return None if all(is_peer_load(f) and 1 <= f.attempt < event.next_attempt for f in booked) else "peer's booking"
+
+
+def is_peer_load(told: PeerBooked | PeerFact) -> bool:
+    """What a peer says of a booking."""
+    counts = (told.unnamed_blocks, told.prefill_tokens, told.reserve_blocks)
+    return told.incarnation >= 0 and is_hashes(told.sequence_hashes) and all(0 <= n <= TOKENS_MAX for n in counts)
 
 
 def fault_of_status(event: WorkerStatusChanged) -> str | None:

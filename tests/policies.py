@@ -200,7 +200,7 @@ ADMISSION = {"gate": Gate, "timed": Timed, "mixed": Mixed}
 
 
 class Logged(AdmissionPolicy):
-    """Does what another policy does, and writes down every call but reads."""
+    """Does what another policy does, and writes down every call but reads, and what it decides."""
 
     def __init__(self, kind: type[Dumpable], log: list[tuple], parameters: Mapping[str, object]) -> None:
         self.policy = kind(parameters)
@@ -211,7 +211,9 @@ class Logged(AdmissionPolicy):
         return getattr(self.policy, call)(*arguments)
 
     def decide(self, view: AdmissionView) -> Decision:
-        return self._pass_on("decide", view)
+        answer = self.policy.decide(view)
+        self.log.append((type(self.policy).__name__, "decide", view.request_id, view, answer))
+        return answer
 
     def released(self, request_id: str, now_ns: int) -> Answers:
         return self._pass_on("released", request_id, now_ns)

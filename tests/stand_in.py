@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import importlib.util
+from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 
 from hypothesis import Phase, given, seed, settings
 from lockstep import LOAD_FIELDS, POTENTIAL_FIELDS
 from oracle import Oracle
-from policies import ADMISSION
+from policies import logged
 from strategies import plans
 from strategies_letters import Resolver
 
@@ -42,7 +45,7 @@ class StandIn(Oracle):
 
 @cache
 def corpus(theme):
-    """The same plans for every mutant of a theme, with what the oracle says: [(events, actions, next_deadline_ns)]."""
+    """The same plans for every mutant of a theme, with the oracle's answers: [(plan, [(events, what it says)])]."""
     told = []
 
     for lot in LOTS:
@@ -50,16 +53,30 @@ def corpus(theme):
         @settings(max_examples=PLANS, derandomize=False, database=None, phases=[Phase.generate])
         @given(plans(theme))
         def collect(plan):
-            oracle = Oracle(plan.config, ADMISSION)
-            rows = [(batch, oracle.step_many(batch), oracle.next_deadline_ns)
-                    for batch in Resolver(plan, oracle).batches()]
-            told.append((plan, rows))
+            log = []
+            oracle = Oracle(plan.config, logged(log))
+            told.append((plan, [(batch, said(oracle, log, batch)) for batch in Resolver(plan, oracle).batches()]))
 
         collect()
     return told
 
 
+def said(scheduler, log, batch) -> tuple:
+    """What a batch is answered, what policies are told meanwhile, and when there is more to do."""
+    log.clear()
+    return scheduler.step_many(batch), tuple(log), scheduler.next_deadline_ns
+
+
 def differs(mutant, plan, rows) -> bool:
-    scheduler = mutant(plan.config, ADMISSION)
-    return any((scheduler.step_many(batch), scheduler.next_deadline_ns) != (wanted, due_ns)
-               for batch, wanted, due_ns in rows)
+    log = []
+    scheduler = mutant(plan.config, logged(log))
+    return any(said(scheduler, log, batch) != wanted for batch, wanted in rows)
+
+
+def story(subject: str, name: str) -> Callable[[type[Oracle]], None]:
+    """A story of tests/unit/test_oracle_SUBJECT.py, to be told on any scheduler."""
+    path = Path(__file__).parent / "unit" / f"test_oracle_{subject}.py"
+    spec = importlib.util.spec_from_file_location(f"stories_of_{subject}", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return getattr(module, f"test_{name}")

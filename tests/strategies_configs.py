@@ -86,7 +86,7 @@ def extras(draw) -> dict:
 def unread_extras(draw) -> dict:
     """Keys that make requests wait for more than room: each of them in half of the plans that have them at all."""
     options = {
-        "refresh_after_ns": (5, 1, 2, 1_000, NS_LAST),
+        "refresh_after_ns": (0, 5, 1, 2, 1_000, NS_LAST),
         "refresh_timeout_ns": (10, 1, 3, 1_000, NS_LAST),
         "pin_grace_ns": (10, 1, 3, 1_000, NS_LAST),
         "empty_fleet_wait_ns": (10, 1, 3, 1_000, NS_LAST),

@@ -10,6 +10,7 @@ from contextlib import suppress
 
 from recording import Run
 from strategies_broken import BREAKERS
+from strategies_peer_letters import PeerLetters
 from strategies_reload import variants
 from strategies_tables import CAPS, LEASES, OPINIONS, OVERLAPS, PREFERRED, RATES, REPORTED, TIERS, WEIGHTS
 
@@ -67,8 +68,10 @@ TO_FAILING = ("running",) * 6 + ("evicted",) * 3 + ("waiting", "none")
 LAST_BATCHES = 8
 
 
-class Resolver:
+class Resolver(PeerLetters):
     """Turns the letters of one plan into events, by what the given oracle knows when their batch begins."""
+
+    paths = PATHS
 
     def __init__(self, plan, oracle) -> None:
         self.plan = plan

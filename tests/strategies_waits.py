@@ -27,7 +27,7 @@ def admissions(draw) -> Flavour:
         PolicyClass(f"alpha-{bucket.name}", draw(st.sampled_from((10, 3, 1))),
                     draw(st.sampled_from(list(QueuePolicy))), "alpha", bucket.name,
                     prefill_busy_threshold=draw(st.sampled_from((0, 0, 10, None))),
-                    request_queue_limit_per_worker=draw(st.sampled_from((None, None, None, 0, 1, 2))),
+                    request_queue_limit_per_worker=draw(st.sampled_from((None, None, None, 0, 1, 1))),
                     raw_isl_token_queue_limit_per_worker=draw(st.sampled_from((None, None, None, 30))),
                     admission=draw(admission(often=True)))
         for bucket in buckets]
@@ -60,7 +60,7 @@ def questions(draw) -> Flavour:
                         max_overtake_tokens=draw(st.sampled_from((None, None, 9))),
                         admission=draw(admission()))
     config = SchedulerConfig(
-        4, profile, index=IndexMode.OFF, refresh_after_ns=draw(st.sampled_from((1, 2, 3))),
+        4, profile, index=IndexMode.OFF, refresh_after_ns=draw(st.sampled_from((1, 0, 3, 6))),
         refresh_timeout_ns=draw(st.sampled_from((5, 1, 20))), on_overload=draw(st.sampled_from(list(OnOverload))),
         overload_wait_ns=draw(st.sampled_from((3, 10))), pin_grace_ns=draw(st.sampled_from((0, 8))),
         empty_fleet_wait_ns=draw(st.sampled_from((0, 8))), booking_ttl_ns=draw(st.sampled_from((None, None, 10))))

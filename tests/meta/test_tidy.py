@@ -11,18 +11,18 @@ from tree import LINES_TARGET, ROOT, SOURCE_SUFFIXES, everywhere, imports, long_
 #: Every module of kvcore/, lowest first. A module imports from lower layers and from those before it in its own.
 LAYERS = {
     "vocabulary": ["_types"],
-    "values": ["errors", "request", "policy", "events", "actions", "config", "stats", "hashing", "_yaml_marks",
-               "_admission_protocol", "_admission_values", "_session_concurrency", "_program_budget", "admission",
-               "policy_file", "policy_lint", "explanation", "explanation_text"],
+    "values": ["errors", "request", "replica", "policy", "events", "actions", "config", "stats", "hashing",
+               "_yaml_marks", "_admission_protocol", "_admission_values", "_session_concurrency", "_program_budget",
+               "admission", "policy_file", "policy_lint", "explanation", "explanation_text"],
     "layouts": ["_journal_codec", "_journal_values"],
     "containers": ["_wire", "_slots", "_heap", "_blocks", "_prefix", "_active", "_predicted", "_overtaking",
                    "_elementary", "_tournament"],
-    "domain": ["_requests", "_keys", "_lanes", "_drr", "_marks", "_load", "_ledger", "_ledger_audit", "_ledger_resume",
-               "_taints", "_workers"],
-    "decision": ["_fleet", "_selector", "_standings", "_overlaps", "_placement", "_tables", "_backlog", "_inspect",
-                 "_digest", "_policies", "_endings", "_admission", "_forecast", "_decisions", "_dispatch", "_lifecycle",
-                 "_reload", "_facts", "_accept", "_obstacles", "_explain", "_frame", "_snapshot", "_restore_requests",
-                 "_restore"],
+    "domain": ["_requests", "_keys", "_lanes", "_drr", "_marks", "_load", "_ledger", "_ledger_audit",
+               "_ledger_resume", "_taints", "_workers", "_peers"],
+    "decision": ["_exchange", "_fleet", "_selector", "_standings", "_overlaps", "_placement", "_tables", "_backlog",
+                 "_inspect", "_digest", "_policies", "_endings", "_admission", "_decisions", "_dispatch", "_forecast",
+                 "_lifecycle", "_reload", "_facts", "_accept", "_obstacles", "_explain", "_frame", "_snapshot",
+                 "_restore_peers", "_restore_requests", "_restore"],
     "scheduler": ["scheduler"],
     "record": ["journal"],
     "public": ["__init__"],
@@ -47,15 +47,16 @@ CLOSED = {
     "_drr": {"_types", "_heap", "_overtaking", "_lanes"},
     "_ledger": {"_types", "_heap", "_blocks", "_prefix", "_active", "_load"},
     "_keys": {"_types", "_heap"},
+    "_peers": {"_types"},
     "_selector": {"_types", "_heap", "_blocks", "_prefix", "_active", "_load", "_ledger", "_elementary"},
 }
 
 #: Who may see events and actions: the door, the scheduler and _facts, who words an answer or hands it on; how they
 #: stand in a journal, and the journal; and _restore, which knocks at the door with what it reads.
-SEES_EVENTS = {"_accept", "_facts", "_restore", "_restore_requests", "scheduler", "_journal_values", "journal",
-               "__init__"}
-SEES_ACTIONS = {"_placement", "_backlog", "_endings", "_admission", "_forecast", "_dispatch", "_lifecycle", "_restore",
-                "scheduler", "_journal_values", "journal", "__init__"}
+SEES_EVENTS = {"_accept", "_exchange", "_facts", "_restore", "_restore_peers", "_restore_requests", "scheduler",
+               "_journal_values", "journal", "__init__"}
+SEES_ACTIONS = {"_exchange", "_placement", "_backlog", "_endings", "_admission", "_forecast", "_dispatch",
+                "_lifecycle", "_restore", "scheduler", "_journal_values", "journal", "__init__"}
 
 STDLIB = {
     "__future__", "collections", "collections.abc", "copy", "dataclasses", "difflib", "enum", "fractions", "hashlib",

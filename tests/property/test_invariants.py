@@ -11,7 +11,7 @@ from lockstep import load_rows
 from oracle import Oracle
 from policies import ADMISSION
 from recording import Run, as_code, record
-from strategies import choices, crowds, detours, duels, fadings, flavours, overloads, plans
+from strategies import choices, crowds, detours, duels, fadings, flavours, overloads, plans, retries
 from strategies_letters import resolved
 
 from kvcore.events import OutputBlockAdded, RequestCancelled, TimerFired, WorkerUpserted
@@ -47,6 +47,12 @@ def test_checkers_hold_where_requests_overtake(plan):
 def test_checkers_hold_where_room_is_scarce(plan):
     batches = batches_of(resolved(plan, Oracle(plan.config, ADMISSION)))
     assert faults_of(record(Scheduler(plan.config, ADMISSION), batches)) == [], as_code(plan.config, batches)
+
+
+@given(plans(retries()))
+def test_checkers_hold_where_dispatches_fail(plan):
+    batches = batches_of(resolved(plan, Oracle(plan.config)))
+    assert faults_of(record(Scheduler(plan.config), batches)) == [], as_code(plan.config, batches)
 
 
 @given(plans(crowds()))

@@ -12,6 +12,7 @@ from policies import ADMISSION
 from recording import as_code, record
 from strategies import flavours, plans, retries
 from strategies_letters import resolved
+from strategies_peers import replicas
 
 from kvcore.errors import InvalidJournal, JournalMismatch
 from kvcore.journal import JournalReader, JournalWriter, replay
@@ -59,6 +60,11 @@ def test_what_is_written_is_read_and_replays(plan):
 
 @given(plans(retries()))
 def test_what_is_written_is_read_and_replays_where_dispatches_fail(plan):
+    check(plan)
+
+
+@given(plans(replicas(broken=False)))
+def test_what_is_written_is_read_and_replays_where_peers_speak(plan):
     check(plan)
 
 

@@ -24,6 +24,7 @@ from kvcore.events import (
     BlocksCleared,
     BlocksRemoved,
     BlocksStored,
+    CapacityHinted,
     ContextAdvanced,
     DispatchFailed,
     Drained,
@@ -164,14 +165,25 @@ def nothing_said(fleet: Fleet, now_ns: int) -> list[AnyEvent]:
             list(fleet.workers.items())[-1:]]
 
 
-@pytest.mark.parametrize("fact", [same_again, nothing_said])
+def room_anywhere(fleet: Fleet, now_ns: int) -> list[AnyEvent]:
+    """Somebody has seen room, without saying where."""
+    return [CapacityHinted(now_ns)]
+
+
+def room_in_many_places(fleet: Fleet, now_ns: int) -> list[AnyEvent]:
+    """More hints than are remembered one by one; of ranks that exist, if there are any."""
+    ranks = sorted(fleet.ranks()) or [(NO_WORKER, 0)]
+    return [CapacityHinted(now_ns, (Rank(*ranks[i % len(ranks)]),)) for i in range(257)]
+
+
+@pytest.mark.parametrize("fact", [same_again, nothing_said, room_anywhere, room_in_many_places])
 @pytest.mark.parametrize("flavour", [SOUND, st.one_of(crowds(), fadings(), overloads())], ids=["all", "capacity"])
 @slow
 @given(data=st.data())
 def test_targeted_rechecks_are_full_rechecks(fact, flavour, data):
     """A fact about a worker that changes nothing makes every verdict be forgotten: asking all heads finds nobody else.
 
-    Whatever made room: progress, decay, reports and their end, marks and theirs.
+    Whatever made room: progress, decay, reports and their end, marks and theirs. Hints say so in as many words.
     """
     plan = data.draw(plans(flavour))
     run = resolved(plan, Oracle(plan.config, ADMISSION))

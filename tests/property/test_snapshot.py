@@ -13,6 +13,7 @@ from policies import ADMISSION, logged
 from recording import as_code
 from strategies import anything, detours, fadings, flavours, plans, retries
 from strategies_letters import Resolver, resolved
+from strategies_peers import replicas
 from strategies_waits import absences, admissions, questions, reloads
 
 from kvcore.errors import InvalidSnapshot
@@ -61,12 +62,17 @@ def test_also_where_much_is_remembered(plan, every):
     check(plan, every)
 
 
+@given(plans(st.one_of(replicas(), replicas(base=fadings()))), st.integers(1, 4))
+def test_also_where_peers_speak(plan, every):
+    check(plan, every)
+
+
 @given(plans(st.one_of(admissions(), questions(), absences(), reloads())), st.integers(1, 4))
 def test_also_where_much_is_waited_for(plan, every):
     check(plan, every)
 
 
-@given(plans(flavours(), most_batches=15), st.data())
+@given(plans(st.one_of(flavours(), replicas()), most_batches=15), st.data())
 def test_damage_is_refused_or_is_another_snapshot(plan, data):
     """Under a checksum that is right: whatever is restored gives the same bytes, is sound and goes on."""
     scheduler = Scheduler(plan.config, ADMISSION)

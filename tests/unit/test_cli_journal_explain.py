@@ -190,3 +190,13 @@ def test_a_trail_follows_waits_decisions_and_ends():
         (5, 1, (6, 6, "RequestCancelled")), *[(7, 1, None)] * 4, (7, 1, (11, 11, "RequestFinished COMPLETED"))]
     assert follow(batches, "a", 5) == trails[5]
     assert follow(batches, "nobody") == Trail()
+
+
+def test_a_journal_from_before_decisions_were_kept(kvcore, folder):
+    write([(arrive(1, "x"),), (arrive(2, "a"),)], **WAITS)
+    expected = kvcore("journal", "explain", "j.jsonl", "x")
+    old = (folder / "j.jsonl").read_text().replace(',"decisions_kept":0', "")
+    assert "decisions_kept" not in old
+    (folder / "j.jsonl").write_text(old)
+    assert kvcore("journal", "explain", "j.jsonl", "x") == expected
+    assert kvcore("journal", "replay", "j.jsonl")[0] == 0

@@ -25,7 +25,8 @@ def test_defaults():
         "weights": dataclasses.asdict(SelectionWeights()), "role": Role.PREFILL, "on_overload": OnOverload.REJECT,
         "overload_wait_ns": 30 * 10**9, "prefill_decay": PrefillDecay.NONE, "predict_ttl_ns": None,
         "reported_load_ttl_ns": None, "capacity": None, "attempts_max": 8, "refresh_after_ns": None,
-        "refresh_timeout_ns": 10**9, "pin_grace_ns": 0, "empty_fleet_wait_ns": 0, "decisions_kept": 0}
+        "refresh_timeout_ns": 10**9, "pin_grace_ns": 0, "empty_fleet_wait_ns": 0, "decisions_kept": 0, "replica": None,
+        "replica_generation": 0}
     assert Scheduler().config == Scheduler(None).config == config
 
 

@@ -87,6 +87,19 @@ def test_an_older_decision_of_the_same_name_may_be_forgotten():
         story.finish("a", attempt)
 
 
+def test_forgetting_one_decision_forgets_no_other_of_the_same_name():
+    story = Story(1, decisions_kept=3)
+    story.arrive("a")
+    story.fail("a", 1, retry=True)
+    story.arrive("b")
+    story.arrive("c")
+    assert [row.request_id for row in story.core.decisions()] == ["a", "b", "c"]
+    assert story.core.explain("a").decision.attempt == 2
+    story.arrive("d")
+    assert story.core.explain("a").decision is None
+    assert story.core.explain("b").decision.attempt == 3
+
+
 def test_rules():
     story = Story(decisions_kept=1)
     story.upsert(1)
