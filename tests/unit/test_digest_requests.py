@@ -9,7 +9,7 @@ from digests import Pairs
 from stories import Story, arrive, profile
 
 from kvcore.config import OnOverload
-from kvcore.events import RequestArrived
+from kvcore.events import PolicyReplaced, RequestArrived
 from kvcore.request import Overlap, Rank, Request, SelectionWeights
 
 NAN = float("nan")
@@ -40,7 +40,7 @@ OTHER_REQUESTS = {
     "session_id": "",
     "lifecycle": False,
 }
-#: What a request may say: field, one value, another.
+#: What a request may say: field, one value, another. Nobody runs on worker 8 or 9.
 PAIRS = [
     ("policy_class", None, ""),
     ("session_id", "s", "t"),
@@ -57,9 +57,9 @@ PAIRS = [
     ("sequence_hashes", (), (1,)),
     ("sequence_hashes", (9, 2), (1, 9)),
     *[("weights", WEIGHTS, replace(WEIGHTS, **{name: 0.125})) for name in WEIGHTS.__dataclass_fields__],
-    *[("overlap", Overlap(**{name: ((Rank(1), 1),)}), Overlap(**{name: ((rank, blocks),)}))
+    *[("overlap", Overlap(**{name: ((Rank(8), 1),)}), Overlap(**{name: ((rank, blocks),)}))
       for name in ("device", "host", "disk", "effective", "cached_tokens")
-      for rank, blocks in ((Rank(1), 2), (Rank(2), 1), (Rank(1, 1), 1))],
+      for rank, blocks in ((Rank(8), 2), (Rank(9), 1), (Rank(8, 1), 1))],
     *[("overlap", OVERLAP, Overlap(**{name: ((Rank(1), 1),)}))
       for name in ("device", "host", "disk", "effective", "cached_tokens")],
 ]
@@ -107,9 +107,10 @@ def test_every_field_of_a_request(place, name):
     assert place(replace(PLAIN, **{name: OTHER_REQUESTS[name]})) != place(PLAIN) == place(PLAIN)
 
 
+@pytest.mark.parametrize("place", [running, waiting])
 @pytest.mark.parametrize(("name", "one", "other"), PAIRS)
-def test_every_value_of_a_request(name, one, other):
-    assert running(replace(PLAIN, **{name: one})) != running(replace(PLAIN, **{name: other}))
+def test_every_value_of_a_request(name, one, other, place):
+    assert place(replace(PLAIN, **{name: one})) != place(replace(PLAIN, **{name: other}))
 
 
 @pytest.mark.parametrize(("name", "one", "other"), SAME)
@@ -155,10 +156,14 @@ def attempt(other):
 
 @state
 def attempts(other):
-    """`a` or `b` has been dispatched twice."""
+    """`a` has attempt 5 and `b` attempt 4 in the end; it was their third and second, or the other way round."""
     story = Story(1)
     story.many(arrive(0, "a"), arrive(0, "b"))
-    story.fail("b" if other else "a", 1 + other, retry=True)
+    present = {"a": 1, "b": 2}
+    for attempt, name in enumerate("bba" if other else "aba", 3):
+        story.fail(name, present[name], retry=True)
+        present[name] = attempt
+    assert present == {"a": 5, "b": 4}
     return story
 
 
@@ -232,26 +237,34 @@ def look_ns(other):
 
 @state
 def may_wait(other):
-    story = Story(1, profile=profile(10, prefill_busy_threshold=0, request_queue_limit_per_worker=0 if other else None))
-    story.arrive("a")
+    """It came when its class took nobody in who would have had to wait, or when that was over."""
+    story = Story(1, profile=profile(10, request_queue_limit_per_worker=0))
+    now = PolicyReplaced(0, profile(10))
+    story.many(*(arrive(0, "a"), now) if other else (now, arrive(0, "a")))
+    return story
+
+
+def placed(*ranks: Rank) -> Story:
+    """`a` and `b` run, one on each of two ranks; `x` was on the first of these when `a` came."""
+    story = Story()
+    for worker_id in sorted({rank.worker_id for rank in ranks}):
+        story.upsert(worker_id, dp_size=sum(rank.worker_id == worker_id for rank in ranks))
+    story.arrive("x", pinned=ranks[0])
+    for name in "ab":
+        story.arrive(name, allowed_workers=frozenset(rank.worker_id for rank in ranks))
+        story.cancel("x")
+    assert story.core.loads()["requests"].tolist() == [1, 1]
     return story
 
 
 @state
 def rank_of_a_booking(other):
-    story = Story(1, 2)
-    for name, worker_id in zip("ab", (2, 1) if other else (1, 2), strict=True):
-        story.arrive(name, allowed_workers=frozenset({1, 2}), overlap=Overlap(device=((Rank(worker_id), 2),)))
-    return story
+    return placed(Rank(1), Rank(2)) if other else placed(Rank(2), Rank(1))
 
 
 @state
 def dp_rank_of_a_booking(other):
-    story = Story()
-    story.upsert(1, dp_size=2)
-    for name, rank in zip("ab", (1, 0) if other else (0, 1), strict=True):
-        story.arrive(name, overlap=Overlap(device=((Rank(1, rank), 2),)))
-    return story
+    return placed(Rank(1, 0), Rank(1, 1)) if other else placed(Rank(1, 1), Rank(1, 0))
 
 
 @state
@@ -280,31 +293,34 @@ def prefill(other):
     return story
 
 
+def two_running() -> Story:
+    """`a` and `b` run and have been taken."""
+    story = Story(1)
+    for attempt, name in enumerate("ab", 1):
+        story.arrive(name)
+        story.accept(name, attempt)
+    return story
+
+
 @state
 def outputs(other):
-    story = Story(1)
-    for name in "ab":
-        story.arrive(name)
-    story.output("b" if other else "a", 2 if other else 1)
+    story = two_running()
+    story.output(*(("b", 2) if other else ("a", 1)))
     return story
 
 
 @state
 def outputs_decayed(other):
-    """Each has one block that weighs nothing and one that is whole, or two of the one kind."""
-    story = Story(1)
-    for name in "ab":
-        story.arrive(name)
-    story.output("a", 1, 0.0)
-    story.output("b" if other else "a", 2 if other else 1, 0.0)
+    """Three blocks that weigh nothing: two of the one, and one of the other."""
+    story = two_running()
+    for name, attempt in (("a", 1), ("b", 2), ("b", 2) if other else ("a", 1)):
+        story.output(name, attempt, 0.0)
     return story
 
 
 @state
 def decayed_weight(other):
-    story = Story(1)
-    for name in "ab":
-        story.arrive(name)
+    story = two_running()
     story.output("a", 1, 0.5 if other else 0.25)
     story.output("b", 2, 0.25 if other else 0.5)
     return story
