@@ -4,6 +4,7 @@ Facts in, commands out: `Scheduler.step(event) -> actions`. See README.md for a 
 the whole.
 """
 
+from kvcore._explanation_text import text as explanation_text
 from kvcore.actions import (
     Action,
     AnyAction,
@@ -65,7 +66,6 @@ from kvcore.events import (
     peer_event,
 )
 from kvcore.explanation import Decision, Explanation, QueueEntry, RankView, Score
-from kvcore.explanation_text import text as explanation_text
 from kvcore.journal import JournalBatch, JournalReader, JournalReplay, JournalWriter
 from kvcore.journal import replay as replay_journal
 from kvcore.policy import (

@@ -18,7 +18,7 @@ from kvcore._types cimport NEVER_NS, NO_SLOT, NS_END, ceil_div, int32_t, saturat
 from kvcore._workers cimport rank_t
 from kvcore.request cimport Rank, Request
 
-from kvcore.explanation_text import named, span
+from kvcore._explanation_text import named, span
 
 cdef tuple STATES = ("", "waiting", "deferred", "refreshing", "running", "evicted")
 

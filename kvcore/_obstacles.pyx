@@ -17,7 +17,7 @@ from kvcore._types cimport NO_SLOT, NS_END
 from kvcore._workers cimport rank_t
 from kvcore.request cimport prompt_blocks
 
-from kvcore.explanation_text import named, span
+from kvcore._explanation_text import named, span
 
 cdef tuple STATES = ("open", "overloaded", "leased", "gone")
 

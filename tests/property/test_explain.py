@@ -14,10 +14,10 @@ from strategies import choices, crowds, detours, duels, fadings, flavours, overl
 from strategies_letters import resolved
 from strategies_waits import absences, admissions, questions, reloads
 
+from kvcore._explanation_text import text
 from kvcore.actions import Dispatch, RefreshOverlap
 from kvcore.events import PrefillCompleted, RequestArrived
 from kvcore.explanation import Explanation, RankView
-from kvcore.explanation_text import text
 from kvcore.request import Rank
 from kvcore.scheduler import Scheduler
 

@@ -9,11 +9,12 @@ import re
 from dataclasses import replace
 
 import pytest
-from kvcore.drivers.cli import main
-from kvcore.drivers.cli.journal_explain import Trail, follow
 from stories import Story, arrive, profile, upsert
 
+from kvcore._explanation_text import text
 from kvcore.config import IndexMode
+from kvcore.drivers.cli import main
+from kvcore.drivers.cli.journal_explain import Trail, follow
 from kvcore.events import (
     DispatchFailed,
     OverlapRefreshed,
@@ -23,7 +24,6 @@ from kvcore.events import (
     TimerFired,
     WorkerRemoved,
 )
-from kvcore.explanation_text import text
 from kvcore.journal import JournalBatch, JournalWriter
 from kvcore.request import Rank, SelectionWeights
 from kvcore.scheduler import Scheduler

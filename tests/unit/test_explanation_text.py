@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 from stories import Story, arrive, profile
 
+from kvcore._explanation_text import COLUMNS, named, span, text
 from kvcore.explanation import Decision, Explanation, RankView, Score
-from kvcore.explanation_text import COLUMNS, named, span, text
 from kvcore.request import Rank
 
 U64, I64 = 2**64 - 1, 2**63 - 1
