@@ -150,6 +150,7 @@ cdef class RequestTable:
             free(path)
             raise
         row = &self.rows[slot]
+        row.policy = NO_SLOT                       # a reload looks at every row
         row.attempt = attempt
         row.path = path
         row.path_length = <int32_t>len(sequence)

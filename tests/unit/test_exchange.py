@@ -362,6 +362,19 @@ def test_caps_that_peers_exceed_are_told():
     assert story.core.stats().over_cap_ranks == 1
 
 
+def test_another_policy_leaves_bookings_of_peers_alone():
+    """Their slots have been no request's, or that of one which has ended."""
+    story = Story(1, profile=profile(10))
+    story.many(arrive(0, "a"))
+    story.many(*[PeerBooked(0, "p", 1, attempt, 1, prefill_tokens=8) for attempt in range(1, 40)])
+    story.finish("a", 1)
+    story.many(PeerBooked(0, "p", 1, 40, 1))
+    loads = story.loads()
+    story.reload(profile(20, 30))
+    assert story.loads() == loads
+    assert story.core.stats().peer_bookings == 40
+
+
 def test_the_order_of_facts_leaves_no_trace():
     """Slots, tables and the digest: two that have heard the same in another order are the same."""
     one, other = Peer(1, 2), Peer(1, 2)
