@@ -22,13 +22,15 @@ FLAVOUR = ("debug" if DEBUG else "release") + ("-trace" if TRACE else "")
 MODULES = {
     "kvcore": (
         "kvcore",
-        ["events.py", "actions.py", "request.py", "policy.py", "hashing.pyx", "_slots.pyx", "_heap.pyx",
-         "_prefix.pyx", "_taints.pyx", "_overtaking.pyx", "_requests.pyx", "_lanes.pyx", "_drr.pyx",
-         "_ledger.pyx", "_workers.pyx", "_selector.pyx", "_keys.pyx", "_fleet.pyx", "_placement.pyx",
-         "_backlog.pyx", "_inspect.pyx", "_accept.pyx", "scheduler.pyx",
-         "_elementary.pyx", "_tournament.pyx", "_active.pyx", "_predicted.pyx", "_marks.pyx", "_standings.pyx",
-         "_overlaps.pyx", "_tables.pyx", "_forecast.pyx", "_lifecycle.pyx", "_ledger_audit.pyx",
-         "_policies.pyx", "_endings.pyx", "_admission.pyx", "_dispatch.pyx", "_reload.pyx"],
+        ["events.py", "actions.py", "request.py", "replica.py", "policy.py", "explanation.py", "hashing.pyx",
+         "_slots.pyx", "_heap.pyx", "_prefix.pyx", "_taints.pyx", "_overtaking.pyx", "_requests.pyx", "_lanes.pyx",
+         "_drr.pyx", "_ledger.pyx", "_workers.pyx", "_selector.pyx", "_keys.pyx", "_fleet.pyx", "_placement.pyx",
+         "_backlog.pyx", "_inspect.pyx", "_accept.pyx", "scheduler.pyx", "_elementary.pyx", "_tournament.pyx",
+         "_active.pyx", "_predicted.pyx", "_marks.pyx", "_standings.pyx", "_overlaps.pyx", "_tables.pyx",
+         "_forecast.pyx", "_lifecycle.pyx", "_ledger_audit.pyx", "_policies.pyx", "_endings.pyx", "_admission.pyx",
+         "_dispatch.pyx", "_reload.pyx", "_decisions.pyx", "_obstacles.pyx", "_explain.pyx", "_wire.pyx",
+         "_digest.pyx", "_snapshot.pyx", "_restore.pyx", "_facts.pyx", "_ledger_resume.pyx", "_frame.pyx",
+         "_restore_requests.pyx", "_peers.pyx", "_exchange.pyx", "_restore_peers.pyx"],
     ),
     "kvcore.drivers.replay": (
         "drivers/replay",

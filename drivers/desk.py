@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from kvcore.actions import Ignored
-from kvcore.config import SchedulerConfig
 from kvcore.events import (
     AnyEvent,
     ContextAdvanced,
@@ -18,7 +17,6 @@ from kvcore.events import (
     Drained,
     Event,
     OutputBlockAdded,
-    PolicyReplaced,
     PrefillCompleted,
     RequestArrived,
     RequestCancelled,
@@ -26,7 +24,7 @@ from kvcore.events import (
     WorkerRemoved,
     WorkerUpserted,
 )
-from kvcore.policy import Capacity, PolicyProfile
+from kvcore.policy import Capacity
 from kvcore.request import Rank
 
 from .lease import NS_MAX
@@ -47,7 +45,6 @@ class Desk(Owner):
     def __init__(self, *arguments: Any, **keywords: Any) -> None:
         super().__init__(*arguments, **keywords)
         self.hints = Hints()
-        self._profile: PolicyProfile | None = self.core.config.profile
 
     def submit(self, makes: Sequence[Make]) -> Answer:
         """Facts from outside, one step. NO_CHANGE: the core has ignored one about a request."""
@@ -73,8 +70,6 @@ class Desk(Owner):
                 self.incarnations[worker_id] = max(self.incarnations.get(worker_id, 0), event.incarnation)
             case WorkerRemoved():
                 self.incarnations.pop(event.worker_id, None)
-            case PolicyReplaced():
-                self._profile = event.profile
             case RequestCancelled():
                 lease = self.live.get(event.request_id)
                 if lease is not None and event.request_id not in ignored:
@@ -107,8 +102,7 @@ class Desk(Owner):
     @property
     def queues(self) -> bool:
         """Whether some class waits for capacity: without, no recheck can change anything."""
-        config: SchedulerConfig = self.core.config
-        profile = config.in_force(self._profile)
+        profile = self.core.profile
         return profile.capacity is Capacity.STRICT or any(
             item.prefill_busy_threshold is not None or item.prefill_busy_threshold_frac is not None
             for item in profile.classes)

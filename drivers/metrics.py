@@ -47,6 +47,7 @@ _GAUGES = {
     "running_requests": "Requests with a booking", "deferred_requests": "Requests that an admission policy holds back",
     "refreshing_requests": "Requests that wait for an outside index", "workers": "Workers", "ranks": "Ranks",
     "index_blocks": "Blocks that engines have told of", "over_cap_ranks": "Ranks above their caps",
+    "peers": "Other replicas", "peer_bookings": "What they have booked",
 }
 _CLASS_GAUGES = {
     "waiting_requests": "Requests that wait", "waiting_raw_tokens": "Their prompt tokens",

@@ -21,7 +21,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, assert_never
 
-from kvcore.actions import AnyAction, Dispatch, Evict, Ignored, Park, RefreshOverlap, Reject, RejectReason
+from kvcore.actions import AnyAction, Dispatch, Evict, Ignored, Park, Publish, RefreshOverlap, Reject, RejectReason
 from kvcore.errors import InvalidEvent
 from kvcore.events import (
     AnyEvent,
@@ -29,6 +29,7 @@ from kvcore.events import (
     RequestArrived,
     TimerFired,
 )
+from kvcore.replica import PeerFact
 from kvcore.request import Overlap
 from kvcore.scheduler import Scheduler
 
@@ -59,12 +60,15 @@ class Owner:
     """One core, what is to be told to it, and who waits for what it decides.
 
     took: called for each item taken out of the inbox. ask: somebody outside is to be asked for an overlap; `answer`
-    takes what he says. is_open: whether anything new is let in. fault: why the owner has ended before its time.
+    takes what he says. tell_peers: carries facts to other replicas, without waiting.
+    live: requests that the core knows. incarnations: of workers, as far as heard of. idlers: who waits until no booking
+    is left. is_open: whether anything new is let in. is_done: whether nothing is taken any more. fault: why the owner
+    has ended before its time.
     """
 
     def __init__(
         self, core: Scheduler, clock: Clock, tap: Tap | None, *, wake: Callable[[], None], took: Callable[[], None],
-        ask: Callable[[RefreshOverlap], None] | None,
+        ask: Callable[[RefreshOverlap], None] | None, tell_peers: Callable[[PeerFact], object] | None = None,
     ) -> None:
         claim(tap, self)
         self.core, self.inbox = core, deque[Lease | Job]()
@@ -72,7 +76,7 @@ class Owner:
         self.live = Live()
         self.is_open, self.is_done = True, False
         self.fault: BaseException | None = None
-        self._clock, self._tap, self._took, self._ask = clock, tap, took, ask
+        self._clock, self._tap, self._took, self._ask, self._tell_peers = clock, tap, took, ask, tell_peers
         self.incarnations: dict[int, int] = {}
         self.idlers: list[Reply] = []
         self._now_ns = 0
@@ -245,6 +249,8 @@ class Owner:
                         self.answer(action, None)
                     else:
                         self._ask(action)
+                case Publish():
+                    self._publish(action.fact)
                 case Park() | Ignored():
                     pass
                 case _:
@@ -253,6 +259,14 @@ class Owner:
             for reply in self.idlers:
                 reply.set_result(None)
             self.idlers.clear()
+
+    def _publish(self, fact: PeerFact) -> None:
+        """A fact that does not get out is one that the link has lost: the next sync mends it (DESIGN D19)."""
+        if self._tell_peers is not None:
+            try:
+                self._tell_peers(fact)
+            except Exception:
+                log.exception("a fact for other replicas is lost", extra={"attempt": fact.attempt})
 
     def answer(self, question: RefreshOverlap, overlap: Overlap | None) -> None:
         """What an outside index says."""

@@ -38,6 +38,8 @@ from kvcore.actions import Dispatch, Park, RefreshOverlap, Reject
 from kvcore.admission import Factory
 from kvcore.config import SchedulerConfig
 from kvcore.events import AnyEvent, WorkerRemoved, WorkerUpserted
+from kvcore.explanation import Explanation, QueueEntry
+from kvcore.replica import PeerFact
 from kvcore.request import Overlap, Rank, Request, WorkerConfig
 from kvcore.scheduler import Scheduler
 from kvcore.stats import SchedulerStats
@@ -55,6 +57,9 @@ T = TypeVar("T")
 #: What an outside index is: given a request's id and block hashes, it returns at once a future of what is cached where.
 Refresh = Callable[[str, tuple[int, ...]], "Future[Overlap | None]"]
 
+#: Carries a fact to the other replicas; called by the owner, must not wait.
+Publish = Callable[[PeerFact], object]
+
 INBOX_MAX = 4096
 #: Longest sleep: some platforms cannot wait for years.
 NAP_S = 3600.0
@@ -68,14 +73,16 @@ class Router:
     """The way to a core that a thread owns. Made by `open_scheduler`; any thread may call it."""
 
     def __init__(
-        self, core: Scheduler, inbox_max: int, tap: Tap | None, clock: Clock, refresh: Refresh | None, mint_ids: bool,
+        self, core: Scheduler, inbox_max: int, tap: Tap | None, clock: Clock, refresh: Refresh | None,
+        publish: Publish | None, mint_ids: bool,
     ) -> None:
         self._pid, self._ending, self._clock = os.getpid(), False, clock
         self._room, self._news = threading.Semaphore(inbox_max), SimpleQueue[None]()
         self._is_woken = False
         self._refresh, self._mint = refresh, count(1) if mint_ids else None
         ask = None if refresh is None else self._ask_outside
-        self._owner = Desk(core, clock, tap, wake=self._wake, took=self._room.release, ask=ask)
+        self._owner = Desk(
+            core, clock, tap, wake=self._wake, took=self._room.release, ask=ask, tell_peers=publish)
         self._thread = threading.Thread(target=self._own, name="kvcore-owner", daemon=True)
         self._thread.start()
         _OPEN.add(self)
@@ -158,6 +165,14 @@ class Router:
     def loads(self) -> npt.NDArray[np.void]:
         """Load of every rank."""
         return self.read(Scheduler.loads)
+
+    def explain(self, request_id: str) -> Explanation:
+        """Why this request is where it is."""
+        return self.read(Scheduler.explain, request_id)
+
+    def queue_dump(self, limit: int) -> tuple[QueueEntry, ...]:
+        """What waits, those that have stood longest first."""
+        return self.read(Scheduler.queue_dump, limit)
 
     def now_ns(self) -> int:
         """The core's time, about: what deadlines count from."""
@@ -271,15 +286,16 @@ getattr(threading, "_register_atexit", atexit.register)(_close_all)
 def open_scheduler(
     config: SchedulerConfig | None = None, *, admission: Mapping[str, Factory] | None = None,
     inbox_max: int = INBOX_MAX, tap: Tap | None = None, clock: Clock = time.monotonic_ns,
-    refresh: Refresh | None = None, mint_ids: bool = False,
+    refresh: Refresh | None = None, publish: Publish | None = None, mint_ids: bool = False,
 ) -> Iterator[Router]:
     """A scheduler that lives as long as the block. Leaving it rejects what waits and evicts what runs.
 
-    The tap, on_evict, refresh and done-callbacks of futures run in the owner's thread: they must not wait for the
-    router. clock: it should run like the monotonic clock, by which the owner sleeps. The rest: as kvcore.drivers.trio.
+    The tap, on_evict, refresh, publish and done-callbacks of futures run in the owner's thread: they must not wait for
+    the router. clock: it should run like the monotonic clock, by which the owner sleeps. The rest is as in
+    kvcore.drivers.trio.
     Raises what has made the owner fail: an exception of the tap or of an admission policy.
     """
-    router = Router(Scheduler(config, admission=admission), inbox_max, tap, clock, refresh, mint_ids)
+    router = Router(Scheduler(config, admission=admission), inbox_max, tap, clock, refresh, publish, mint_ids)
     try:
         yield router
     finally:

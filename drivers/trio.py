@@ -32,6 +32,8 @@ from kvcore.actions import Dispatch, Park, RefreshOverlap, Reject
 from kvcore.admission import Factory
 from kvcore.config import SchedulerConfig
 from kvcore.events import AnyEvent, WorkerRemoved, WorkerUpserted
+from kvcore.explanation import Explanation, QueueEntry
+from kvcore.replica import PeerFact
 from kvcore.request import Overlap, Rank, Request, WorkerConfig
 from kvcore.scheduler import Scheduler
 from kvcore.stats import SchedulerStats
@@ -51,6 +53,9 @@ T = TypeVar("T")
 #: What an outside index is: given a request's id and block hashes, it says what is cached where, or None.
 Refresh = Callable[[str, tuple[int, ...]], Awaitable[Overlap | None]]
 
+#: Carries a fact to the other replicas; called by the owner, must not wait.
+Publish = Callable[[PeerFact], object]
+
 INBOX_MAX = 4096
 
 log = logging.getLogger("kvcore.drivers")
@@ -65,7 +70,8 @@ class Router:
     """The way to a core that a task of trio owns. Made by `open_scheduler`."""
 
     def __init__(
-        self, core: Scheduler, inbox_max: int, tap: Tap | None, clock: Clock, refresh: Refresh | None, mint_ids: bool,
+        self, core: Scheduler, inbox_max: int, tap: Tap | None, clock: Clock, refresh: Refresh | None,
+        publish: Publish | None, mint_ids: bool,
     ) -> None:
         self._thread = get_ident()
         self._room, self._news = trio.Semaphore(inbox_max), trio.Event()
@@ -74,7 +80,8 @@ class Router:
         self._refresh, self._mint = refresh, count(1) if mint_ids else None
         self._is_trio_time = clock is trio_ns
         ask = None if refresh is None else self._ask_outside
-        self._owner = Desk(core, clock, tap, wake=self._wake, took=self._room.release, ask=ask)
+        self._owner = Desk(
+            core, clock, tap, wake=self._wake, took=self._room.release, ask=ask, tell_peers=publish)
 
     # Requests.
 
@@ -148,6 +155,14 @@ class Router:
     async def loads(self) -> npt.NDArray[np.void]:
         """Load of every rank."""
         return await self.read(Scheduler.loads)
+
+    async def explain(self, request_id: str) -> Explanation:
+        """Why this request is where it is."""
+        return await self.read(Scheduler.explain, request_id)
+
+    async def queue_dump(self, limit: int) -> tuple[QueueEntry, ...]:
+        """What waits, those that have stood longest first."""
+        return await self.read(Scheduler.queue_dump, limit)
 
     def now_ns(self) -> int:
         """The core's time: what deadlines count from."""
@@ -230,17 +245,18 @@ class Router:
 async def open_scheduler(
     config: SchedulerConfig | None = None, *, admission: Mapping[str, Factory] | None = None,
     inbox_max: int = INBOX_MAX, tap: Tap | None = None, clock: Clock = trio_ns, refresh: Refresh | None = None,
-    mint_ids: bool = False,
+    publish: Publish | None = None, mint_ids: bool = False,
 ) -> AsyncIterator[Router]:
     """A scheduler that lives as long as the block. Leaving it rejects what waits and evicts what runs.
 
     admission: see Scheduler. inbox_max: arrivals, facts and reads that may wait to be taken. tap: hears of every step.
     clock: nanoseconds; it should run like trio's, by which the owner sleeps. refresh: asked where the core emits
-    RefreshOverlap; none: the core goes on with what it knows. mint_ids: make request ids unique, so that two callers
-    may use the same; else the second of two live ones is Rejected.
+    RefreshOverlap; none: the core goes on with what it knows. publish: takes facts for other replicas, whose own come
+    by `submit`. mint_ids: make request ids unique, so that two callers may use the same; else the second of two live
+    ones is Rejected.
     Raises what has made the owner fail: an exception of the tap or of an admission policy.
     """
-    router = Router(Scheduler(config, admission=admission), inbox_max, tap, clock, refresh, mint_ids)
+    router = Router(Scheduler(config, admission=admission), inbox_max, tap, clock, refresh, publish, mint_ids)
     failure: BaseException | None = None
     async with trio.open_nursery() as nursery:
         router._nursery = nursery

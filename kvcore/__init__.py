@@ -4,6 +4,7 @@ Facts in, commands out: `Scheduler.step(event) -> actions`. See README.md for a 
 the whole.
 """
 
+from kvcore._explanation_text import text as explanation_text
 from kvcore.actions import (
     Action,
     AnyAction,
@@ -14,6 +15,7 @@ from kvcore.actions import (
     IgnoredReason,
     Park,
     ParkReason,
+    Publish,
     RefreshOverlap,
     Reject,
     RejectReason,
@@ -25,6 +27,7 @@ from kvcore.errors import (
     InvalidEvent,
     InvalidJournal,
     InvalidPolicy,
+    InvalidSnapshot,
     InvalidTrace,
     JournalMismatch,
     KvcoreError,
@@ -45,6 +48,11 @@ from kvcore.events import (
     Outcome,
     OutputBlockAdded,
     OverlapRefreshed,
+    PeerBooked,
+    PeerLost,
+    PeerPrefillCompleted,
+    PeerReleased,
+    PeerSynced,
     PolicyReplaced,
     PrefillCompleted,
     RequestArrived,
@@ -55,7 +63,9 @@ from kvcore.events import (
     WorkerRemoved,
     WorkerStatusChanged,
     WorkerUpserted,
+    peer_event,
 )
+from kvcore.explanation import Decision, Explanation, QueueEntry, RankView, Score
 from kvcore.journal import JournalBatch, JournalReader, JournalReplay, JournalWriter
 from kvcore.journal import replay as replay_journal
 from kvcore.policy import (
@@ -68,6 +78,7 @@ from kvcore.policy import (
     QueuePolicy,
 )
 from kvcore.policy_file import PolicyDocument, load_policy
+from kvcore.replica import FactKind, PeerFact, ReplicaFacts
 from kvcore.request import Overlap, Rank, Request, SelectionWeights, WorkerConfig
 from kvcore.scheduler import Scheduler
 from kvcore.stats import ClassStats, SchedulerStats
@@ -90,6 +101,7 @@ __all__ = [
     "CapacityHinted",
     "ClassStats",
     "ContextAdvanced",
+    "Decision",
     "Dispatch",
     "DispatchAccepted",
     "DispatchFailed",
@@ -97,6 +109,8 @@ __all__ = [
     "Event",
     "Evict",
     "EvictReason",
+    "Explanation",
+    "FactKind",
     "Ignored",
     "IgnoredReason",
     "IndexMode",
@@ -104,6 +118,7 @@ __all__ = [
     "InvalidEvent",
     "InvalidJournal",
     "InvalidPolicy",
+    "InvalidSnapshot",
     "InvalidTrace",
     "JournalBatch",
     "JournalMismatch",
@@ -119,17 +134,27 @@ __all__ = [
     "OverlapRefreshed",
     "Park",
     "ParkReason",
+    "PeerBooked",
+    "PeerFact",
+    "PeerLost",
+    "PeerPrefillCompleted",
+    "PeerReleased",
+    "PeerSynced",
     "PolicyClass",
     "PolicyDocument",
     "PolicyProfile",
     "PolicyReplaced",
     "PrefillCompleted",
     "PrefillDecay",
+    "Publish",
+    "QueueEntry",
     "QueuePolicy",
     "Rank",
+    "RankView",
     "RefreshOverlap",
     "Reject",
     "RejectReason",
+    "ReplicaFacts",
     "Request",
     "RequestArrived",
     "RequestCancelled",
@@ -138,6 +163,7 @@ __all__ = [
     "Scheduler",
     "SchedulerConfig",
     "SchedulerStats",
+    "Score",
     "SelectionWeights",
     "Tier",
     "TimerFired",
@@ -145,6 +171,8 @@ __all__ = [
     "WorkerRemoved",
     "WorkerStatusChanged",
     "WorkerUpserted",
+    "explanation_text",
     "load_policy",
+    "peer_event",
     "replay_journal",
 ]

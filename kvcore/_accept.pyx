@@ -15,11 +15,13 @@ from kvcore.config import weights_fault
 from kvcore.errors import InvalidEvent
 from kvcore.events import Outcome, Tier
 from kvcore.policy import PolicyProfile
+from kvcore.replica import FactKind
 from kvcore.events cimport (
     AdmissionReleased, BlocksCleared, BlocksRemoved, BlocksStored, CapacityHinted, ContextAdvanced, DispatchAccepted,
-    DispatchFailed, Drained, Event, LoadReported, OutputBlockAdded, OverlapRefreshed, PolicyReplaced, PrefillCompleted,
-    RequestArrived, RequestCancelled, RequestFinished, TimerFired,
-    WorkerRemoved, WorkerStatusChanged, WorkerUpserted)
+    DispatchFailed, Drained, Event, LoadReported, OutputBlockAdded, OverlapRefreshed, PeerBooked, PeerLost,
+    PeerPrefillCompleted, PeerReleased, PeerSynced, PolicyReplaced, PrefillCompleted, RequestArrived, RequestCancelled,
+    RequestFinished, TimerFired, WorkerRemoved, WorkerStatusChanged, WorkerUpserted)
+from kvcore.replica cimport PeerFact
 from kvcore.request cimport Overlap, Rank, Request, WorkerConfig
 
 cdef extern from "Python.h":
@@ -27,6 +29,9 @@ cdef extern from "Python.h":
 
 cdef int64_t TOKENS_MAX = <int64_t>1 << 53
 cdef int64_t BLOCKS_MAX = (<int64_t>1 << 31) - 1
+cdef int64_t ATTEMPT_MAX = <int64_t>1 << 62
+cdef object BOOKED = FactKind.BOOKED
+cdef object PREFILL_COMPLETED = FactKind.PREFILL_COMPLETED
 
 
 cdef list accept(tuple events, ns_t last_ns, int64_t block_size, Policies policies):
@@ -118,6 +123,17 @@ cdef int _check(Event event, int64_t block_size) except -1:
             raise ValueError(f"deadline_ns must be 0..2^62-1, not {(<Drained>event).deadline_ns}")
     elif kind is TimerFired:
         pass
+    elif kind is PeerBooked:
+        _check_peer_booked(<PeerBooked>event)
+    elif kind is PeerPrefillCompleted:
+        _check_peer((<PeerPrefillCompleted>event).peer, (<PeerPrefillCompleted>event).generation,
+                    (<PeerPrefillCompleted>event).attempt)
+    elif kind is PeerReleased:
+        _check_peer((<PeerReleased>event).peer, (<PeerReleased>event).generation, (<PeerReleased>event).attempt)
+    elif kind is PeerLost:
+        _check_peer((<PeerLost>event).peer, (<PeerLost>event).generation, 1)
+    elif kind is PeerSynced:
+        _check_peer_synced(<PeerSynced>event)
     else:
         raise ValueError(f"unknown event {type(event).__name__}")
     return 0
@@ -242,6 +258,59 @@ cdef int _check_report(LoadReported event) except -1:
                         ("blocks", event.blocks), ("requests", event.requests)):
         if not 0 <= value <= TOKENS_MAX:
             raise ValueError(f"{name} must be 0..2^53, not {value}")
+    return 0
+
+
+cdef int _check_peer(str peer, int64_t generation, int64_t attempt) except -1:
+    if peer is None or not peer:
+        raise ValueError("peer must be non-empty text")
+    _check_text("peer", peer)
+    if generation < 0:
+        raise ValueError(f"generation must be >= 0, not {generation}")
+    if not 1 <= attempt <= ATTEMPT_MAX:
+        raise ValueError(f"attempt must be 1..2^62, not {attempt}")
+    return 0
+
+
+cdef int _check_peer_booked(PeerBooked event) except -1:
+    _check_peer(event.peer, event.generation, event.attempt)
+    return _check_peer_load(event.incarnation, event.sequence_hashes, event.unnamed_blocks, event.prefill_tokens,
+                            event.reserve_blocks)
+
+
+cdef int _check_peer_load(
+        int64_t incarnation, tuple hashes, int64_t unnamed_blocks, int64_t prefill_tokens,
+        int64_t reserve_blocks) except -1:
+    _check_incarnation(incarnation)
+    _check_hashes("sequence_hashes", hashes)
+    for name, value in (("unnamed_blocks", unnamed_blocks), ("prefill_tokens", prefill_tokens),
+                        ("reserve_blocks", reserve_blocks)):
+        if not 0 <= value <= TOKENS_MAX:
+            raise ValueError(f"{name} must be 0..2^53, not {value}")
+    return 0
+
+
+cdef int _check_peer_synced(PeerSynced event) except -1:
+    """Each booking once, by attempt; behind it, if at all, that its prefill has been completed."""
+    cdef PeerFact fact
+    cdef int64_t last = 0
+    cdef bint prefilled = True
+    _check_peer(event.peer, event.generation, event.next_attempt)
+    if event.facts is None:
+        raise ValueError("facts must be a tuple")
+    for item in event.facts:
+        if not isinstance(item, PeerFact):
+            raise ValueError(f"facts must hold PeerFacts, not {item!r}")
+        fact = <PeerFact>item
+        if fact.replica != event.peer or fact.generation != event.generation or fact.attempt >= event.next_attempt:
+            raise ValueError(f"facts must be the peer's own and below next_attempt, not {fact!r}")
+        if fact.kind is BOOKED and fact.attempt > last:
+            _check_peer_load(fact.incarnation, fact.sequence_hashes, fact.unnamed_blocks, fact.prefill_tokens,
+                             fact.reserve_blocks)
+        elif fact.kind is not PREFILL_COMPLETED or fact.attempt != last or prefilled:
+            raise ValueError(f"facts must be BOOKED by attempt, each followed by PREFILL_COMPLETED if at all: {fact!r}")
+        prefilled = fact.kind is PREFILL_COMPLETED
+        last = fact.attempt
     return 0
 
 

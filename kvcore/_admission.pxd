@@ -32,6 +32,7 @@ cdef class Admission:
     cdef int hear(self, slot_t slot) except -1
     cdef int advance_context(self, slot_t slot, object tokens) except -1
     cdef int deliver(self, list out) except -1
+    cdef bint deliver_all(self, list out) except -1
     cdef int on_time(self, list out) except -1
 
     cdef object _view(self, slot_t slot, Request request)

@@ -141,6 +141,16 @@ cdef class Admission:
             self._release_all(class_index, answers, out)
         return 0
 
+    cdef bint deliver_all(self, list out) except -1:
+        """The same, and call the policies whose time has come with that. Whether there was anything to do."""
+        cdef bint worked = self._policies.has_news()
+        self.deliver(out)
+        while self._policies.first_due_ns() <= self._fleet.ledger.now_ns:
+            worked = True
+            self.on_time(out)
+            self.deliver(out)
+        return worked
+
     cdef int on_time(self, list out) except -1:
         """The policy that wants to be called first is called."""
         cdef slot_t class_index = self._policies.first_due()

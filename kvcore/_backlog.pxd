@@ -47,10 +47,12 @@ cdef class Backlog:
     cdef int come_back(self, slot_t slot) except -1
     cdef int withdraw(self, slot_t slot) except -1
     cdef int rejoin(self, slot_t slot, bint deferred) except -1
+    cdef int keep_pin(self, slot_t slot) except -1
     cdef int follow_fleet(self) except -1
     cdef void sort_stored(self) noexcept
     cdef int look_again(self, slot_t slot, ns_t idle_until_ns) except -1
     cdef slot_t still_waiting(self, int64_t i) noexcept
+    cdef int park(self, list out) except -1
     cdef slot_t next_leftover(self) noexcept
     cdef limit_t limit_hit(self, slot_t slot, int64_t* current, int64_t* bound) noexcept
     cdef Reject refused(self, slot_t slot, str request_id, object reason)
@@ -60,7 +62,6 @@ cdef class Backlog:
     cdef list faults(self, head_test_t test, void* judge)
 
     cdef int _note(self, slot_t slot) except -1
-    cdef int _keep_pin(self, slot_t slot) except -1
     cdef int _enter(self, slot_t slot) except -1
     cdef int _set_grace(self, slot_t slot) except -1
     cdef ns_t _first_look_ns(self, const request_t* row) noexcept

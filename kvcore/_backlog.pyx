@@ -4,7 +4,8 @@ Owns the counter of arrival order, the queue, and the list of what the present b
 decides about Parks and about requests that may not wait). It keeps pins of the worker table and timers of the request
 table in step with what is stored, ready to run or held back by an admission policy.
 
-It words the refusal of what may not wait. Never here: whether a limit refuses, what becomes of a popped request.
+It words the refusal of what may not wait, and the Parks. Never here: whether a limit refuses, what becomes of a popped
+request.
 """
 from libc.stdlib cimport free, qsort
 from kvcore._drr cimport LIMIT_REQUESTS
@@ -13,10 +14,12 @@ from kvcore._lanes cimport ClassQueue, waiting_t
 from kvcore._load cimport RANK_OPEN
 from kvcore._requests cimport STATE_DEFERRED, STATE_WAITING, TIMER_GRACE, TIMER_LOOK, request_t
 from kvcore._types cimport NEVER_NS, NO_SLOT, NS_END, ceil_div, int32_t, resize
-from kvcore.actions cimport make_reject
+from kvcore.actions cimport make_park, make_reject
 
-from kvcore.actions import RejectReason
+from kvcore.actions import ParkReason, RejectReason
 
+cdef object QUEUED = ParkReason.QUEUED
+cdef object DEFERRED = ParkReason.DEFERRED
 cdef tuple FULL_REASONS = (
     RejectReason.QUEUE_FULL_REQUESTS, RejectReason.QUEUE_FULL_RAW_TOKENS, RejectReason.QUEUE_FULL_CACHED_TOKENS)
 
@@ -103,7 +106,7 @@ cdef class Backlog:
         """Hold a classified request back in its class. Takes a seq; limits have been tested."""
         self.next_seq += 1
         self._note(slot)
-        self._keep_pin(slot)
+        self.keep_pin(slot)
         self._requests.wait(slot, STATE_DEFERRED, self._requests.rows[slot].seq)
         self.queue.hold(slot, self._requests.rows[slot].class_index)
         return 0
@@ -131,7 +134,7 @@ cdef class Backlog:
     cdef int _enter(self, slot_t slot) except -1:
         """Into its class, ready to run."""
         cdef request_t* row = &self._requests.rows[slot]
-        self._keep_pin(slot)
+        self.keep_pin(slot)
         self._requests.wait(slot, STATE_WAITING, row.seq)
         self._requests.set_timer(slot, TIMER_LOOK, self._first_look_ns(row))
         if self._fleet.graced:
@@ -148,7 +151,7 @@ cdef class Backlog:
         self.stored += 1
         return 0
 
-    cdef int _keep_pin(self, slot_t slot) except -1:
+    cdef int keep_pin(self, slot_t slot) except -1:
         """The row of the rank that a request is pinned to stays what it is until the request ends."""
         cdef request_t* row = &self._requests.rows[slot]
         cdef Rank pinned = self._requests.request(slot).pinned
@@ -233,6 +236,19 @@ cdef class Backlog:
         if row.state != STATE_WAITING and row.state != STATE_DEFERRED:
             return NO_SLOT
         return entry.slot if row.seq == entry.seq else NO_SLOT
+
+    cdef int park(self, list out) except -1:
+        """Tell of everything that this batch has stored and that still waits, by seq."""
+        cdef int64_t i
+        cdef slot_t slot
+        self.sort_stored()
+        for i in range(self.stored):
+            slot = self.still_waiting(i)
+            if slot != NO_SLOT:
+                out.append(make_park(
+                    self._requests.ids.id_of(slot), self._requests.rows[slot].class_index,
+                    DEFERRED if self._requests.rows[slot].state == STATE_DEFERRED else QUEUED))
+        return 0
 
     cdef slot_t next_leftover(self) noexcept:
         """The next request of this batch, by seq, that still waits and may not; or NO_SLOT. O(batch) in all."""

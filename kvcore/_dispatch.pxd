@@ -1,6 +1,7 @@
 # The one path from the queue to a booking.
 cimport cython
 from kvcore._backlog cimport Backlog
+from kvcore._decisions cimport DecisionRing
 from kvcore._endings cimport Endings
 from kvcore._fleet cimport Fleet
 from kvcore._placement cimport Placement
@@ -17,12 +18,14 @@ cdef class Dispatcher:
     cdef Placement _placement
     cdef Backlog _backlog
     cdef Endings _endings
+    cdef DecisionRing ring             # hears of every decision; None: nobody asks for them
     cdef ns_t _refresh_after_ns        # NEVER_NS: never
     cdef ns_t _refresh_timeout_ns
     cdef uint64_t generator            # breaks ties (DESIGN D8)
     cdef int64_t next_attempt
     cdef int64_t next_ticket
 
+    cdef bint asks_about(self, slot_t slot) noexcept
     cdef int place(self, slot_t slot, list out) except -1
     cdef int answer(self, slot_t slot, Overlap overlap, list out) except -1
 

@@ -24,6 +24,8 @@ cdef class Dispatcher:
         self._placement = placement
         self._backlog = backlog
         self._endings = endings
+        if config.decisions_kept:
+            self.ring = DecisionRing(config.decisions_kept, requests, fleet, placement)
         asks = config.index is IndexMode.OFF and config.refresh_after_ns is not None
         self._refresh_after_ns = config.refresh_after_ns if asks else NEVER_NS
         self._refresh_timeout_ns = config.refresh_timeout_ns
@@ -31,13 +33,15 @@ cdef class Dispatcher:
         self.next_attempt = 1
         self.next_ticket = 1
 
+    cdef bint asks_about(self, slot_t slot) noexcept:
+        """Whether what is known of a request's overlap is so old that an outside index is asked before it is placed."""
+        cdef request_t* row = &self._requests.rows[slot]
+        return self._refresh_after_ns != NEVER_NS and row.path_length > 0 and (
+            self._fleet.ledger.now_ns - row.known_ns >= self._refresh_after_ns)
+
     cdef int place(self, slot_t slot, list out) except -1:
         """A request has been popped: Dispatch, Reject with the reason why not, or RefreshOverlap first."""
-        cdef request_t* row = &self._requests.rows[slot]
-        if self._refresh_after_ns != NEVER_NS and row.path_length and (
-                self._fleet.ledger.now_ns - row.known_ns >= self._refresh_after_ns):
-            return self._ask(slot, out)
-        return self._decide(slot, out)
+        return self._ask(slot, out) if self.asks_about(slot) else self._decide(slot, out)
 
     cdef int _ask(self, slot_t slot, list out) except -1:
         cdef request_t* row = &self._requests.rows[slot]
@@ -80,6 +84,8 @@ cdef class Dispatcher:
         action = <Dispatch>answer
         action.attempt = self.next_attempt
         action.wait_ns = self._fleet.ledger.now_ns - row.arrival_ns
+        if self.ring is not None:
+            self.ring.note(slot, rank, action.attempt)
         self._fleet.ledger.book(
             slot, rank, action.prefill_tokens, row.sequence, row.sequence_length, row.outside, row.reserve)
         self._fleet.touch(slot, row.path, row.path_length)
@@ -90,4 +96,4 @@ cdef class Dispatcher:
             row.class_index, self._fleet.ledger.now_ns, self._backlog.queue.waiting.rows[slot].cost)
         self.next_attempt += 1
         out.append(action)
-        return 0
+        return self._fleet.exchange.booked(slot, action)

@@ -47,6 +47,7 @@ cdef class PolicyQueue:
     cdef slot_t* _heads            # by class: candidate found in this call, or NO_SLOT
     cdef readonly int32_t size     # requests that are ready, in all classes
     cdef readonly int32_t held     # deferred ones
+    cdef readonly int64_t dispatched   # by all classes there have been
     cdef readonly int64_t visits   # classes looked at since the queue was made
 
     cdef ClassQueue queue(self, slot_t class_index)

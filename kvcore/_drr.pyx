@@ -61,7 +61,7 @@ cdef class PolicyQueue:
             if item.name in places:
                 i = places[item.name]
                 row = &ring.classes[i]
-                row.deficit = <int64_t>(<i128>self.classes[old].deficit * row.quantum // self.classes[old].quantum)
+                row.deficit = saturated(<i128>self.classes[old].deficit * row.quantum // self.classes[old].quantum)
                 row.dispatched = self.classes[old].dispatched
                 row.charged = self.classes[old].charged
                 row.dispatched_cost = self.classes[old].dispatched_cost
@@ -80,6 +80,8 @@ cdef class PolicyQueue:
         for i in range(ring.count):
             (<ClassQueue>self._queues[i]).table = self.waiting
         self.count = ring.count
+        self.size = 0
+        self.held = 0
         self.cursor = ring.cursor
         self.visit = ring.visit
         self._reference = ring._reference
@@ -258,6 +260,7 @@ cdef class PolicyQueue:
         cdef class_t* row = &self.classes[class_index]
         cdef int64_t at = row.charged % WINDOW
         row.dispatched += 1
+        self.dispatched += 1
         if cost == 0:
             return
         row.window_cost += cost - row.costs[at]

@@ -1,10 +1,12 @@
 # The ranks and all that is on them: workers and what is said of them, load, cached blocks, whose load has fallen.
 cimport cython
+from kvcore._exchange cimport Exchange
 from kvcore._heap cimport heap_t
 from kvcore._ledger cimport Ledger
 from kvcore._marks cimport MarkTable
 from kvcore._predicted cimport PredictedBlocks
 from kvcore._prefix cimport PrefixIndex
+from kvcore._requests cimport RequestTable
 from kvcore._types cimport int32_t, int64_t, ns_t, slot_t, uint32_t, uint64_t
 from kvcore._workers cimport WorkerTable
 from kvcore.request cimport Rank, WorkerConfig
@@ -20,6 +22,7 @@ cdef class Fleet:
     cdef WorkerTable workers
     cdef MarkTable marks
     cdef Ledger ledger
+    cdef Exchange exchange                 # with other replicas
     cdef PrefixIndex device                # blocks that engines told us of, by tier
     cdef PrefixIndex host
     cdef PrefixIndex disk
@@ -67,15 +70,16 @@ cdef class Fleet:
     cdef int advance(self, ns_t now_ns) except -1
     cdef ns_t next_due_ns(self, bint awaited) noexcept
     cdef bint knows_blocks(self) noexcept
+    cdef int start_report(self, slot_t rank, ns_t end_ns) except -1
     cdef ns_t report_end_ns(self, slot_t rank) noexcept
     cdef int touch(self, slot_t slot, const uint64_t* path, int32_t length) except -1
     cdef void note(self, slot_t rank) noexcept
     cdef int hint(self, tuple ranks) except -1
-    cdef void complete_prefill(self, slot_t slot) noexcept
-    cdef void release(self, slot_t slot, bint completed) noexcept
+    cdef int complete_prefill(self, slot_t slot) except -1
+    cdef int release(self, slot_t slot, bint completed) except -1
+    cdef int64_t heard(self, object event) except -1
     cdef void forget_changes(self) noexcept
 
-    cdef slot_t _told_rank(self, uint64_t worker_id, uint32_t dp_rank, int64_t incarnation) except -2
     cdef PrefixIndex _tier(self, int tier)
     cdef int _restate(self, slot_t worker) except -1
     cdef int _reserve_ranks(self, slot_t ranks) except -1

@@ -1,8 +1,8 @@
 """Fleet: workers, what is said of them, the load on their ranks and the blocks in their caches, kept in step (D14).
 
 Owns the coming and going of ranks in every table that is indexed by rank, and the bounded set of ranks whose load
-has fallen since waiting heads were last judged (DESIGN D15). What time alone changes about ranks, `advance` applies:
-ends of leases and of reports, decay, expiry of predictions.
+has fallen since waiting heads were last judged (DESIGN D15). Own bookings end through it, so that replicas are told.
+What time alone changes about ranks, `advance` applies: ends of leases and of reports, decay, expiry of predictions.
 
 Never here: requests, queues, decisions. Whoever removes ranks ends their bookings first (`leaving`, `bookings_on`).
 
@@ -22,7 +22,7 @@ from kvcore.policy import Capacity
 
 
 cdef class Fleet:
-    def __cinit__(self, config not None, list thresholds not None):
+    def __cinit__(self, config not None, list thresholds not None, RequestTable requests not None):
         """config: SchedulerConfig. thresholds: distinct pairs of busy thresholds, see Ledger."""
         self.indexed = config.index is IndexMode.EVENTS
         self.bounded = config.index is IndexMode.APPROXIMATE
@@ -30,6 +30,7 @@ cdef class Fleet:
         self.workers = WorkerTable()
         self.marks = MarkTable()
         self.ledger = Ledger(thresholds, config.prefill_decay is PrefillDecay.LINEAR)
+        self.exchange = Exchange(config, requests, self.workers, self.ledger)
         self.device = PrefixIndex()
         self.host = PrefixIndex()
         self.disk = PrefixIndex()
@@ -105,7 +106,7 @@ cdef class Fleet:
         cdef PrefixIndex index
         if not self.indexed:
             return True
-        rank = self._told_rank(worker_id, dp_rank, incarnation)
+        rank = self.workers.told_rank(worker_id, dp_rank, incarnation)
         if rank == NO_SLOT:
             return False
         index = self._tier(tier)
@@ -120,7 +121,7 @@ cdef class Fleet:
         cdef PrefixIndex index
         if not self.indexed:
             return True
-        rank = self._told_rank(worker_id, dp_rank, incarnation)
+        rank = self.workers.told_rank(worker_id, dp_rank, incarnation)
         if rank == NO_SLOT:
             return False
         index = self._tier(tier)
@@ -134,7 +135,7 @@ cdef class Fleet:
         cdef int i
         if not self.indexed:
             return True
-        rank = self._told_rank(worker_id, dp_rank, incarnation)
+        rank = self.workers.told_rank(worker_id, dp_rank, incarnation)
         if rank == NO_SLOT:
             return False
         for i in range(TIERS):
@@ -144,13 +145,6 @@ cdef class Fleet:
 
     cdef PrefixIndex _tier(self, int tier):
         return self.device if tier == 0 else self.host if tier == 1 else self.disk
-
-    cdef slot_t _told_rank(self, uint64_t worker_id, uint32_t dp_rank, int64_t incarnation) except -2:
-        """The present rank that an engine fact speaks of, or NO_SLOT if it is not of this incarnation."""
-        cdef slot_t rank = self.workers.find_rank(worker_id, dp_rank)
-        if rank != NO_SLOT and self.workers.workers[self.workers.ranks[rank].worker].incarnation != incarnation:
-            return NO_SLOT
-        return rank
 
     cdef bint set_mark(
             self, uint64_t worker_id, int64_t incarnation, str source, bint available, bint overloaded,
@@ -182,9 +176,7 @@ cdef class Fleet:
             self, uint64_t worker_id, uint32_t dp_rank, int64_t incarnation, int64_t sequence, int64_t prefill,
             int64_t blocks, int64_t requests) except -1:
         """What an engine says of its load. False: stale."""
-        cdef slot_t rank = self._told_rank(worker_id, dp_rank, incarnation)
-        cdef key_t key
-        cdef ns_t end_ns
+        cdef slot_t rank = self.workers.told_rank(worker_id, dp_rank, incarnation)
         if rank == NO_SLOT:
             return False
         heap_reserve(&self._report_ends, self._report_ends.size + 1)
@@ -192,8 +184,14 @@ cdef class Fleet:
             return False
         if self._report_ttl_ns == NEVER_NS:
             return True
+        self.start_report(rank, self.ledger.now_ns + self._report_ttl_ns)
+        self.note(rank)
+        return True
+
+    cdef int start_report(self, slot_t rank, ns_t end_ns) except -1:
+        """The report of a rank counts until then; NS_END or later: until there is another."""
+        cdef key_t key
         self._end_report(rank)
-        end_ns = self.ledger.now_ns + self._report_ttl_ns
         if end_ns < NS_END:
             self._reports += 1
             key.tier = 0
@@ -201,8 +199,7 @@ cdef class Fleet:
             key.second = 0
             key.seq = self._reports
             heap_push(&self._report_ends, &key, rank, self._report_pos)
-        self.note(rank)
-        return True
+        return 0
 
     cdef void _end_report(self, slot_t rank) noexcept:
         """The end of a rank's report need not be waited for any more."""
@@ -272,13 +269,14 @@ cdef class Fleet:
         return [self.workers.workers[worker].ranks[i] for i in range(self.workers.workers[worker].dp_size)]
 
     cdef list bookings_on(self, list ranks):
-        """Request slots booked on these ranks, in no particular order."""
+        """Slots of own requests booked on these ranks, in no particular order."""
         cdef slot_t rank, slot
         slots = []
         for rank in ranks:
             slot = self.ledger.loads[rank].first
             while slot != NO_SLOT:
-                slots.append(slot)
+                if not self.exchange.owns(slot):
+                    slots.append(slot)
                 slot = self.ledger.bookings[slot].next
         return slots
 
@@ -321,7 +319,7 @@ cdef class Fleet:
         return self.workers.remove_worker(worker)
 
     cdef int drop_ranks(self, list ranks) except -1:
-        """Forget ranks without bookings: their cached blocks, their place among the free, their identity."""
+        """Forget ranks without own bookings: what peers run there, cached blocks, place among the free, identity."""
         cdef slot_t rank
         for rank in ranks:
             self.device.purge(rank)
@@ -330,6 +328,7 @@ cdef class Fleet:
             if self.predicted is not None:
                 self.predicted.purge(rank)
             self._end_report(rank)
+            self.exchange.drop_rank(rank)
             self.ledger.remove_rank(rank)
             self._lose(rank)
             self.workers.remove_rank(rank)
@@ -352,16 +351,29 @@ cdef class Fleet:
             room = self.ledger.loads[rank].max_blocks
         return self.predicted.touch(path, length, rank, self.ledger.now_ns, room)
 
-    cdef void complete_prefill(self, slot_t slot) noexcept:
-        """Release the prefill tokens of a booking, once."""
+    cdef int complete_prefill(self, slot_t slot) except -1:
+        """Release the prefill tokens of an own booking, once."""
+        if self.ledger.bookings[slot].prefilling:
+            self.exchange.prefill_completed(slot)
         if self.ledger.complete_prefill(slot):
             self.note(self.ledger.bookings[slot].rank)
+        return 0
 
-    cdef void release(self, slot_t slot, bint completed) noexcept:
-        """Give back all that a booking holds."""
+    cdef int release(self, slot_t slot, bint completed) except -1:
+        """Give back all that an own booking holds."""
         cdef slot_t rank = self.ledger.bookings[slot].rank
+        self.exchange.released(slot, completed)
         if self.ledger.release(slot, completed) or self.strict:
             self.note(rank)
+        return 0
+
+    cdef int64_t heard(self, object event) except -1:
+        """Another replica has told something. Returns how many of its facts are stale."""
+        cdef int64_t stale = self.exchange.apply(event)
+        cdef slot_t rank
+        for rank in self.exchange.relieved:
+            self.note(rank)
+        return stale
 
     cdef int hint(self, tuple ranks) except -1:
         """Somebody has seen room on these ranks; None: anywhere. An unknown rank may be any (DESIGN D15)."""

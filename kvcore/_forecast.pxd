@@ -2,6 +2,7 @@
 cimport cython
 from kvcore._admission cimport Admission
 from kvcore._backlog cimport Backlog
+from kvcore._dispatch cimport Dispatcher
 from kvcore._placement cimport Placement
 from kvcore._requests cimport RequestTable
 from kvcore._tables cimport Tables
@@ -15,11 +16,12 @@ cdef class Forecast:
     cdef Backlog _backlog
     cdef Placement _placement
     cdef Admission _admission
+    cdef Dispatcher _dispatcher
     cdef Tables _tables
     cdef int64_t _block_size
 
-    cdef object answer(self, Request request, ns_t now_ns, uint64_t generator, int64_t attempt)
+    cdef object answer(self, Request request, ns_t now_ns)
     cdef object potential_loads(self, Request request, ns_t now_ns)
 
     cdef bint _runs(self, slot_t slot, Request request) except -1
-    cdef object _answer(self, slot_t slot, Request request, uint64_t generator, int64_t attempt)
+    cdef object _answer(self, slot_t slot, Request request)

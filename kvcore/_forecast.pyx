@@ -9,7 +9,7 @@ from kvcore._lanes cimport ClassQueue
 from kvcore._placement cimport runs_now
 from kvcore._requests cimport request_t
 from kvcore._types cimport NO_SLOT
-from kvcore.actions cimport Dispatch, make_park
+from kvcore.actions cimport Dispatch, make_park, make_refresh
 
 from kvcore.actions import ParkReason, RejectReason
 from kvcore.admission import Defer, Ready, Refuse
@@ -17,24 +17,27 @@ from kvcore.admission import Defer, Ready, Refuse
 
 cdef class Forecast:
     def __cinit__(self, RequestTable requests not None, Backlog backlog not None, Placement placement not None,
-                  Admission admission not None, Tables tables not None, int64_t block_size):
+                  Admission admission not None, Dispatcher dispatcher not None, Tables tables not None,
+                  int64_t block_size):
         self._requests = requests
         self._backlog = backlog
         self._placement = placement
         self._admission = admission
+        self._dispatcher = dispatcher
         self._tables = tables
         self._block_size = block_size
 
-    cdef object answer(self, Request request, ns_t now_ns, uint64_t generator, int64_t attempt):
-        """Its Dispatch, Park or Reject; generator: a copy. attempt: of the Dispatch."""
+    cdef object answer(self, Request request, ns_t now_ns):
+        """Its Dispatch, Park, Reject or RefreshOverlap."""
         cdef slot_t slot = self._requests.open_unnamed(request, now_ns, self._block_size)
         try:
-            return self._answer(slot, request, generator, attempt)
+            return self._answer(slot, request)
         finally:
             self._requests.close(slot)
 
-    cdef object _answer(self, slot_t slot, Request request, uint64_t generator, int64_t attempt):
+    cdef object _answer(self, slot_t slot, Request request):
         cdef request_t* row
+        cdef uint64_t generator = self._dispatcher.generator
         cdef int64_t current = 0
         cdef int64_t bound = 0
         cdef limit_t kind = LIMIT_NONE
@@ -56,10 +59,12 @@ cdef class Forecast:
             if kind != LIMIT_NONE:
                 return self._backlog.queue_full(slot, request.request_id, kind, current, bound)
         if not deferred and self._runs(slot, request):
+            if self._dispatcher.asks_about(slot):
+                return make_refresh(request.request_id, self._dispatcher.next_ticket, request.block_hashes)
             answer = self._placement.decide(slot, request, &generator, &rank)
             if rank == NO_SLOT:
                 return self._backlog.refused(slot, request.request_id, answer)
-            (<Dispatch>answer).attempt = attempt
+            (<Dispatch>answer).attempt = self._dispatcher.next_attempt
             return answer
         if row.may_wait:
             return make_park(

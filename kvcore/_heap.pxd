@@ -39,3 +39,4 @@ cdef int heap_reserve(heap_t* heap, int32_t size) except -1
 cdef int heap_push(heap_t* heap, const key_t* key, slot_t item, int32_t* pos) except -1
 cdef bint heap_holds(const heap_t* heap, const int32_t* pos) noexcept nogil
 cdef void heap_remove(heap_t* heap, slot_t item, int32_t* pos) noexcept nogil
+cdef int32_t heap_before(const heap_t* heap, const key_t* key, int32_t most) noexcept nogil

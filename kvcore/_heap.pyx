@@ -62,6 +62,11 @@ cdef void heap_remove(heap_t* heap, slot_t item, int32_t* pos) noexcept nogil:
         _sift_down(heap, hole, pos)
 
 
+cdef int32_t heap_before(const heap_t* heap, const key_t* key, int32_t most) noexcept nogil:
+    """How many items have a smaller key; counting stops above `most`, at most + 1. O(most), whatever the size."""
+    return _count_before(heap, 0, key, most)
+
+
 cdef bint heap_holds(const heap_t* heap, const int32_t* pos) noexcept nogil:
     """Whether the invariants hold. O(size), for debug builds."""
     cdef int32_t i
@@ -71,6 +76,19 @@ cdef bint heap_holds(const heap_t* heap, const int32_t* pos) noexcept nogil:
         if i and key_less(&heap.nodes[i].key, &heap.nodes[(i - 1) // ARITY].key):
             return False
     return True
+
+
+cdef int32_t _count_before(const heap_t* heap, int32_t at, const key_t* key, int32_t most) noexcept nogil:
+    """Of the subtree below a node: what is not smaller has nothing smaller below it."""
+    cdef int32_t found = 1
+    cdef int32_t child = at * ARITY + 1
+    cdef int32_t end = child + ARITY
+    if at >= heap.size or not key_less(&heap.nodes[at].key, key):
+        return 0
+    while child < end and found <= most:
+        found += _count_before(heap, child, key, most - found)
+        child += 1
+    return found
 
 
 cdef void _sift_up(heap_t* heap, int32_t at, int32_t* pos) noexcept nogil:

@@ -1,4 +1,4 @@
-# Reading the state: loads, statistics, digest, audit. Owns the counters that only statistics need.
+# Reading the state: statistics, audit. Owns the counters that only statistics need.
 cimport cython
 from kvcore._drr cimport PolicyQueue
 from kvcore._fleet cimport Fleet
@@ -12,8 +12,8 @@ cdef class Inspector:
     cdef RequestTable _requests
     cdef PolicyQueue _queue
     cdef Fleet _fleet
-    cdef dict _rejected                    # reason -> count
-    cdef list _class_rejected              # by class
+    cdef dict rejected                    # reason -> count
+    cdef list class_rejected              # by class
     cdef int64_t arrived
     cdef int64_t completed
     cdef int64_t aborted
@@ -25,16 +25,9 @@ cdef class Inspector:
     cdef int adopt(self, object before, object profile) except -1
     cdef int count_reject(self, object reason, slot_t class_index) except -1
     cdef object stats(self)
-    cdef str digest(self, tuple scalars)
     cdef list audit(self)
 
     cdef int64_t _running(self)
     cdef int64_t _over_caps(self)
-    cdef list _fifo(self, slot_t rank)
-    cdef tuple _pin_state(self, slot_t slot)
-    cdef list _weights(self, slot_t slot)
-    cdef tuple _request_state(self, slot_t slot)
-    cdef list _class_state(self)
-    cdef list _rank_state(self)
     cdef int _audit_ranks(self, list faults) except -1
     cdef int _audit_classes(self, list faults) except -1

@@ -170,7 +170,7 @@ def _same(value: Any, default: Any) -> bool:
 class Row:
     """A dataclass as a list, see above. name: stands first; "": nothing does."""
 
-    def __init__(self, kind: type, name: str = "", **layouts: Layout) -> None:
+    def __init__(self, kind: type, name: str = "", /, **layouts: Layout) -> None:
         self.kind, self.head = kind, [name] if name else []
         fields = [item for item in dataclasses.fields(kind) if item.name in layouts]
         self.required = [item.name for item in fields if item.default is dataclasses.MISSING]

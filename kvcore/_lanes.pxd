@@ -79,10 +79,17 @@ cdef class ClassQueue:
     cdef void take(self, slot_t item) noexcept
     cdef void remove(self, slot_t item) noexcept
     cdef slot_t candidate(self, head_test_t test, void* judge) noexcept
+    cdef int32_t ahead_of(self, slot_t item, int32_t most) noexcept
+    cdef slot_t head_of(self, slot_t item) noexcept
+    cdef slot_t elder_of(self, slot_t item) noexcept
     cdef slot_t blocked_shared(self) noexcept
     cdef void recheck_shared(self) noexcept
     cdef void recheck_lane(self, slot_t rank) noexcept
     cdef void recheck_all(self) noexcept
+    cdef bint bounds_overtaking(self) noexcept
+    cdef slot_t next_by_age(self, int32_t* place) noexcept
+    cdef i128 overtaken(self, slot_t item) noexcept
+    cdef int pass_all(self, i128 cost) except -1
     cdef int64_t heap_moves(self) noexcept
     cdef str fault(self, head_test_t test, void* judge)
 

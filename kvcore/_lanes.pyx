@@ -16,7 +16,7 @@ head that fails is tested once per change, never once per pop. max_overtake_toke
 Cost: push, take, remove O(log n); candidate O(tests * log lanes).
 """
 from libc.stdlib cimport free
-from kvcore._heap cimport heap_free, heap_holds, heap_init, heap_push, heap_remove, heap_reserve
+from kvcore._heap cimport heap_before, heap_free, heap_holds, heap_init, heap_push, heap_remove, heap_reserve
 from kvcore._types cimport NO_SLOT, resize
 
 
@@ -186,6 +186,18 @@ cdef class ClassQueue:
         self.blocked += 1
         return False
 
+    cdef int32_t ahead_of(self, slot_t item, int32_t most) noexcept:
+        """Requests of its lane with a better key than a stored one; counting stops above `most`, at most + 1."""
+        return heap_before(&self._lanes[self.table.rows[item].lane].heap, &self.table.rows[item].key, most)
+
+    cdef slot_t head_of(self, slot_t item) noexcept:
+        """The head of the lane in which a request is stored."""
+        return self._lanes[self.table.rows[item].lane].heap.nodes[0].item
+
+    cdef slot_t elder_of(self, slot_t item) noexcept:
+        """The oldest request of that lane under an overtaking bound, else NO_SLOT."""
+        return NO_SLOT if self._overtaking is None else self._lanes[self.table.rows[item].lane].ages.nodes[0].item
+
     cdef slot_t blocked_shared(self) noexcept:
         """The head that blocks the shared lane, or NO_SLOT."""
         return self._lanes[SHARED].heap.nodes[0].item if self._lanes[SHARED].blocked else NO_SLOT
@@ -209,6 +221,22 @@ cdef class ClassQueue:
         for lane in range(self._lanes_size if self.blocked else 0):
             if self._lanes[lane].blocked:
                 self._index(lane)
+
+    cdef bint bounds_overtaking(self) noexcept:
+        """Whether there is an overtaking bound; only then is there anything to the next three."""
+        return self._overtaking is not None
+
+    cdef slot_t next_by_age(self, int32_t* place) noexcept:
+        """What waits, in order of becoming ready: one request a call, then NO_SLOT. `place` is 0 at first."""
+        return self._overtaking.next_from(place)
+
+    cdef i128 overtaken(self, slot_t item) noexcept:
+        """Cost of younger requests popped while a stored one has been ready; kept only under an overtaking bound."""
+        return self._overtaking.overtaken(item)
+
+    cdef int pass_all(self, i128 cost) except -1:
+        """So much cost goes past all that wait."""
+        return self._overtaking.pass_all(cost)
 
     cdef int64_t heap_moves(self) noexcept:
         """Nodes moved by all heaps of the class so far: what complexity tests count."""

@@ -24,6 +24,7 @@ cdef class Ledger:
     cdef int32_t* in_state_of      # [taint set * RANK_STATES + state]: the same per taint set
     cdef slot_t _sets
     cdef ActiveBlocks active       # prompt blocks of live bookings, counted
+    cdef bint faded                # a prompt block may weigh other than 1.0: a fraction has been told while one lived
     cdef readonly bint decays      # prefill loads shrink with time where the rate is known
     cdef ns_t now_ns               # the time at which loads are read
     cdef slot_t* dirty_ranks       # ranks whose load, caps or state changed since clear_dirty(), each once
@@ -44,6 +45,7 @@ cdef class Ledger:
     cdef void remove_rank(self, slot_t rank) noexcept
 
     cdef bint busy(self, slot_t rank, slot_t pair) noexcept nogil
+    cdef int64_t calm(self, slot_t rank, slot_t pair) noexcept nogil
     cdef int64_t tokens(self, slot_t rank) noexcept nogil
     cdef int64_t blocks(self, slot_t rank) noexcept nogil
 
@@ -53,6 +55,7 @@ cdef class Ledger:
     cdef bint complete_prefill(self, slot_t slot) noexcept
     cdef void add_output(self, slot_t slot, int32_t weight) noexcept
     cdef bint release(self, slot_t slot, bint completed) noexcept
+    cdef int32_t path_weight(self, slot_t slot, int32_t at) noexcept nogil
 
     cdef bint report(
         self, slot_t rank, int64_t sequence, int64_t prefill, int64_t blocks, int64_t requests, bint counts) noexcept

@@ -183,6 +183,10 @@ cdef class Ledger:
         cdef int64_t calm = self._calm[rank * self.pairs + pair]
         return calm != INT64_TOP and tokens_at(&self.loads[rank], self.now_ns) > calm
 
+    cdef int64_t calm(self, slot_t rank, slot_t pair) noexcept nogil:
+        """The largest prefill load of a rank that is not busy for a threshold pair; INT64_TOP: it never is."""
+        return self._calm[rank * self.pairs + pair]
+
     cdef int64_t tokens(self, slot_t rank) noexcept nogil:
         return tokens_at(&self.loads[rank], self.now_ns)
 
@@ -272,6 +276,7 @@ cdef class Ledger:
         self._changed(booking.rank)
         if weight < 0:
             return
+        self.faded = True
         load.weight -= output_weight(booking)
         booking.outputs_decayed += booking.outputs
         booking.outputs = 0
@@ -318,8 +323,16 @@ cdef class Ledger:
         else:
             load.first = booking.next
         booking.rank = NO_SLOT
+        self.faded = self.faded and self.active.pairs > 0
         self._settle(rank)
         return relieved
+
+    cdef int32_t path_weight(self, slot_t slot, int32_t at) noexcept nogil:
+        """What a block of a booking's path weighs, 2^20 = one block."""
+        cdef const booking_t* booking = &self.bookings[slot]
+        if at >= booking.bound_from:
+            return booking.path_weight
+        return weight_of(self.bookings, &self.active.rows[self.active.find(booking.path[at], booking.rank)])
 
     # Reports and time.
 

@@ -169,12 +169,12 @@ cdef class Lifecycle:
 
     cdef int _evict(self, slot_t slot, object reason, list out) except -1:
         cdef slot_t rank = self.fleet.ledger.bookings[slot].rank
+        out.append(make_evict(self.requests.ids.id_of(slot), self.requests.rows[slot].attempt,
+                              self.fleet.workers.ranks[rank].worker_id, reason))
         self.fleet.release(slot, False)
         self.requests.rows[slot].state = STATE_EVICTED
         self.requests.touch(slot, self.fleet.ledger.now_ns)
         self.inspector.evicted += 1
-        out.append(make_evict(self.requests.ids.id_of(slot), self.requests.rows[slot].attempt,
-                              self.fleet.workers.ranks[rank].worker_id, reason))
         return 0
 
     cdef int drop_ranks(self, list ranks, list out) except -1:

@@ -16,7 +16,9 @@ cdef class Overtaking:
     cdef int enter(self, slot_t item) except -1
     cdef void leave(self, slot_t item) noexcept
     cdef void popped(self, slot_t item, int64_t cost) noexcept
+    cdef int pass_all(self, i128 cost) except -1
     cdef i128 overtaken(self, slot_t item) noexcept
+    cdef slot_t next_from(self, int32_t* place) noexcept
 
     cdef int _renumber(self) except -1
     cdef void _add(self, int32_t place, i128 cost) noexcept

@@ -7,7 +7,8 @@ sum of a Fenwick tree (Fenwick 1994). When places run out the live requests are 
 Invariant: overtaken never falls while a request waits, and of two waiting requests the older has been overtaken at
 least as much as the younger; so a bound that holds for the oldest holds for all.
 
-Cost: enter amortised O(log n), leave O(1), popped and overtaken O(log n).
+Cost: enter amortised O(log n), leave O(1), popped and overtaken O(log n). There are at most 4 places, or 64 in all, for
+each request that waited when they were last numbered.
 """
 from libc.stdlib cimport free, malloc
 from libc.string cimport memset
@@ -43,9 +44,29 @@ cdef class Overtaking:
         """A waiting request is served: every older one has been overtaken by its cost."""
         self._add(self._place_of[item], cost)
 
+    cdef int pass_all(self, i128 cost) except -1:
+        """As if a request had become ready now, cost so much, and been served at once."""
+        if self._next >= self._places - 1:
+            self._renumber()
+        self._items[self._next] = NO_SLOT
+        self._add(self._next, cost)
+        self._next += 1
+        return 0
+
     cdef i128 overtaken(self, slot_t item) noexcept:
         """Cost of younger requests popped while this one has been ready."""
         return self._up_to(self._places - 1) - self._up_to(self._place_of[item])
+
+    cdef slot_t next_from(self, int32_t* place) noexcept:
+        """The oldest request from this place on, whose place becomes the one behind; NO_SLOT: there is none.
+
+        From place 0 on: all that wait, in order of becoming ready. O(places) in all.
+        """
+        cdef slot_t item = NO_SLOT
+        while item == NO_SLOT and place[0] < self._next:
+            item = self._items[place[0]]
+            place[0] += 1
+        return item
 
     cdef int _renumber(self) except -1:
         """Places 0 .. live - 1 for those who wait, in the same order and with the same sums; room for as many again."""

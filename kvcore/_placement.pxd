@@ -51,6 +51,7 @@ cdef class Placement:
     cdef bint may_use(self, slot_t slot, slot_t rank)
     cdef bint may_run(self, slot_t class_index, slot_t slot) except -1
     cdef object overload(self, slot_t slot)
+    cdef slot_t usable(self, slot_t slot) except -1
     cdef slot_t eligible(self, slot_t slot, Request request) except -1
     cdef object decide(self, slot_t slot, Request request, uint64_t* generator, slot_t* chosen)
 

@@ -140,6 +140,12 @@ cdef class Placement:
                 kept += 1
         return kept
 
+    cdef slot_t usable(self, slot_t slot) except -1:
+        """Ranks that a live request may use and that are not gone: see _usable."""
+        cdef Request request = self.requests.request(slot)
+        cdef slot_t pin = self.requests.rows[slot].pin
+        return 0 if request.pinned is not None and pin == NO_SLOT else self._usable(request, pin)
+
     cdef bint may_use(self, slot_t slot, slot_t rank):
         """Whether a waiting request without a pin may be placed on a present rank."""
         return self._allows(self.requests.request(slot), rank)
@@ -347,7 +353,7 @@ cdef class Placement:
     cdef slot_t eligible(self, slot_t slot, Request request) except -1:
         """Ranks that would take a classified request now, in canonical order, into `candidates`. Returns how many."""
         cdef slot_t pin = self.requests.rows[slot].pin
-        cdef slot_t count = 0 if request.pinned is not None and pin == NO_SLOT else self._usable(request, pin)
+        cdef slot_t count = self.usable(slot)
         cdef slot_t pair = self.pair_of[self.requests.rows[slot].class_index] if self.strict else NO_SLOT
         cdef int64_t needed = self._needed(request)
         cdef slot_t kept = 0

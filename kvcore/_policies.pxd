@@ -21,8 +21,9 @@ cdef class Policies:
     cdef readonly bint any
 
     cdef list build(self, object profile)
-    cdef list adopt(self, object before, object profile, list built)
+    cdef list adopt(self, object before, object profile, list built, ns_t now_ns)
     cdef str class_name(self, slot_t class_index)
+    cdef str type_of(self, slot_t class_index)
     cdef bint manages(self, slot_t class_index) noexcept
     cdef object decide(self, slot_t class_index, object view)
     cdef object rehearse(self, slot_t class_index, object view)
@@ -37,5 +38,5 @@ cdef class Policies:
 
     cdef object _call(self, slot_t class_index, str name, tuple arguments)
     cdef list _answers(self, slot_t class_index, str name, object answers)
-    cdef int _look_at_clock(self, slot_t class_index, str name, ns_t now_ns) except -1
+    cdef int _look_at_clock(self, slot_t class_index, ns_t now_ns) except -1
     cdef object _fail(self, slot_t class_index, str name, str reason, object cause=*)

@@ -37,7 +37,7 @@ cdef class Policies:
         return [None if item.admission is None else build_policy(item.admission, item.name, self._given)
                 for item in profile.classes]
 
-    cdef list adopt(self, object before, object profile, list built):
+    cdef list adopt(self, object before, object profile, list built, ns_t now_ns):
         """The classes of this profile from now on, with these fresh policies; before: the profile in force, or None.
 
         A policy lives on where name and admission of its class stay. Returns, by old class, the new class of the policy
@@ -45,7 +45,7 @@ cdef class Policies:
         """
         kept = [NO_SLOT] * len(self._policies)
         places = {item.name: i for i, item in enumerate(profile.classes)}
-        due = [NEVER_NS] * len(built)
+        due = [None] * len(built)
         for i, item in enumerate(() if before is None else before.classes):
             at = places.get(item.name)
             if item.admission is not None and at is not None and profile.classes[at].admission == item.admission:
@@ -58,11 +58,20 @@ cdef class Policies:
         self._labels = [None if item.admission is None else (item.admission.type, item.name)
                         for item in profile.classes]
         self._due = due
+        for i, policy in enumerate(built):
+            if policy is None:
+                due[i] = NEVER_NS
+            elif due[i] is None:
+                self._look_at_clock(i, now_ns)
         self.any = any(policy is not None for policy in built)
         return kept
 
     cdef str class_name(self, slot_t class_index):
         return self._labels[class_index][1]
+
+    cdef str type_of(self, slot_t class_index):
+        """What kind of policy a class has."""
+        return self._labels[class_index][0]
 
     cdef bint manages(self, slot_t class_index) noexcept:
         """Whether a class has a policy."""
@@ -75,7 +84,7 @@ cdef class Policies:
             self._fail(class_index, "decide", f"answered {decision!r}, not Bypass, Ready, Defer or Refuse")
         if isinstance(decision, Ready) and not isinstance(decision.placement, RANK_OR_NONE):
             self._fail(class_index, "decide", f"answered {decision!r}, whose placement is no Rank")
-        self._look_at_clock(class_index, "decide", view.now_ns)
+        self._look_at_clock(class_index, view.now_ns)
         return decision
 
     cdef object rehearse(self, slot_t class_index, object view):
@@ -107,7 +116,7 @@ cdef class Policies:
         else:
             answers = self._call(place, name, (request_id, now_ns))
         checked = self._answers(place, name, answers)
-        self._look_at_clock(place, name, now_ns)
+        self._look_at_clock(place, now_ns)
         return checked
 
     cdef ns_t first_due_ns(self):
@@ -121,7 +130,9 @@ cdef class Policies:
     cdef list on_time(self, slot_t class_index, ns_t now_ns):
         """Tell a policy that its time has come; returns its MakeReadys."""
         checked = self._answers(class_index, "on_time", self._call(class_index, "on_time", (now_ns,)))
-        self._look_at_clock(class_index, "on_time", now_ns)
+        self._look_at_clock(class_index, now_ns)
+        if self._due[class_index] <= now_ns:
+            self._fail(class_index, "on_time", f"next_deadline_ns() must be later than {now_ns} afterwards")
         return checked
 
     cdef list dump(self):
@@ -135,7 +146,7 @@ cdef class Policies:
                 policy.load(state)
         for i in range(len(states)):
             if self._policies[i] is not None:
-                self._look_at_clock(i, "load", -1)
+                self._look_at_clock(i, 0)
         return 0
 
     cdef object _call(self, slot_t class_index, str name, tuple arguments):
@@ -158,15 +169,15 @@ cdef class Policies:
                 self._fail(class_index, name, f"answered {answer!r}, not MakeReady(text, Rank or None)")
         return found
 
-    cdef int _look_at_clock(self, slot_t class_index, str name, ns_t now_ns) except -1:
-        """After each call: when the policy next wants one, which must be later than now."""
+    cdef int _look_at_clock(self, slot_t class_index, ns_t now_ns) except -1:
+        """After each call: when the policy next wants one. Time does not go back for it."""
         due = self._call(class_index, "next_deadline_ns", ())
         if due is None:
             self._due[class_index] = NEVER_NS
             return 0
-        if type(due) is not int or due <= now_ns:
-            self._fail(class_index, name, f"next_deadline_ns() must be later than {now_ns} afterwards, not {due!r}")
-        self._due[class_index] = min(due, NEVER_NS)
+        if type(due) is not int:
+            self._fail(class_index, "next_deadline_ns", f"answered {due!r}, not an int or None")
+        self._due[class_index] = min(max(due, now_ns), NEVER_NS)
         return 0
 
     cdef object _fail(self, slot_t class_index, str name, str reason, object cause=None):

@@ -44,6 +44,7 @@ cdef class PredictedBlocks:
     # capacity < 0: no bound. now_ns is never below that of an earlier call.
     cdef int touch(
         self, const uint64_t* path, int32_t length, slot_t rank, ns_t now_ns, int64_t capacity) except -1
+    cdef int resume(self, uint64_t hash, slot_t rank, ns_t used_ns) except -1
     cdef void expire(self, ns_t now_ns) noexcept
     cdef void purge(self, slot_t rank) noexcept
     cdef int32_t find(self, uint64_t hash, slot_t rank) noexcept nogil

@@ -79,6 +79,12 @@ cdef class PredictedBlocks:
                 self._drop(self.uses[rank].oldest)
         return 0
 
+    cdef int resume(self, uint64_t hash, slot_t rank, ns_t used_ns) except -1:
+        """The rank has last used this block then, not before any other that is here."""
+        if self.find(hash, rank) == NO_SLOT:
+            self._link(self._make(hash, rank), used_ns)
+        return 0
+
     cdef void expire(self, ns_t now_ns) noexcept:
         """Forget what was last used ttl_ns ago or longer. Times are not negative, so nothing overflows."""
         while self._oldest != NO_SLOT and now_ns - self.rows[self._oldest].used_ns >= self.ttl_ns:

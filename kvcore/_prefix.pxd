@@ -40,6 +40,7 @@ cdef class PrefixIndex:
     cdef bint add(self, uint64_t hash, slot_t rank) except -1
     cdef bint remove(self, uint64_t hash, slot_t rank) noexcept nogil
     cdef int32_t purge(self, slot_t rank) noexcept nogil
+    cdef const uint64_t* held_by(self, slot_t rank, int32_t* count) noexcept nogil
     cdef slot_t match(self, const uint64_t* path, int32_t length, uint64_t serial) noexcept nogil
     cdef slot_t match_on(
         self, const uint64_t* path, int32_t length, const int32_t* start, int32_t last=*) noexcept nogil

@@ -141,6 +141,13 @@ cdef class PrefixIndex:
         self._shrink()
         return dropped
 
+    cdef const uint64_t* held_by(self, slot_t rank, int32_t* count) noexcept nogil:
+        """The blocks that the rank holds, each once, in no particular order. Good until the next change."""
+        cdef holding_t* holding = &self._holdings[rank]
+        self._compact(holding, rank)
+        count[0] = holding.length
+        return holding.log
+
     cdef slot_t match(self, const uint64_t* path, int32_t length, uint64_t serial) noexcept nogil:
         """How many leading blocks of the path each rank holds: depth[rank], and matched[0 .. result - 1] where > 0.
 

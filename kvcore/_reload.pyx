@@ -39,7 +39,7 @@ cdef class Reload:
         deferred = self._by_seq(self._requests.in_state(STATE_DEFERRED))
         for slot in waiting + deferred:
             self._requests.stop_waiting(slot)
-        kept = self._policies.adopt(before, profile, built)
+        kept = self._policies.adopt(before, profile, built, self._fleet.ledger.now_ns)
         self._backlog.queue.adopt(before, profile)
         self._backlog.adopt(profile)
         self._inspector.adopt(before, profile)

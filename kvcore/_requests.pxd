@@ -75,6 +75,8 @@ cdef class RequestTable:
     cdef slot_t open(self, Request request, ns_t now_ns, int64_t block_size) except -1
     cdef slot_t open_unnamed(self, Request request, ns_t now_ns, int64_t block_size) except -1
     cdef int close(self, slot_t slot) except -1
+    cdef slot_t lend(self, tuple sequence, int64_t attempt) except -1
+    cdef int take_back(self, slot_t slot) except -1
     cdef Request request(self, slot_t slot)
     cdef int replace(self, slot_t slot, Request request) except -1
     cdef int wait(self, slot_t slot, state_t state, uint64_t seq) except -1

@@ -134,6 +134,36 @@ cdef class RequestTable:
         self.ids.remove(slot)
         return 0
 
+    cdef slot_t lend(self, tuple sequence, int64_t attempt) except -1:
+        """A slot for a booking that belongs to no request of ours: no id finds it, and its row stays FREE.
+
+        Only the names of its blocks and its attempt are kept there.
+        """
+        cdef request_t* row
+        cdef uint64_t* path
+        cdef slot_t slot
+        self._grow(self.ids.size + 1)
+        path = _copied(sequence, None)
+        try:
+            slot = self.ids.take()
+        except MemoryError:
+            free(path)
+            raise
+        row = &self.rows[slot]
+        row.policy = NO_SLOT                       # a reload looks at every row
+        row.attempt = attempt
+        row.path = path
+        row.path_length = <int32_t>len(sequence)
+        row.sequence = path
+        row.sequence_length = row.path_length
+        return slot
+
+    cdef int take_back(self, slot_t slot) except -1:
+        """The booking in a lent slot has been released."""
+        free(self.rows[slot].path)
+        self.rows[slot].path = NULL
+        return self.ids.give_back(slot)
+
     cdef int wait(self, slot_t slot, state_t state, uint64_t seq) except -1:
         """A request does not run yet, in this state; of its timers the deadline runs. seq: its place in time."""
         cdef request_t* row = &self.rows[slot]

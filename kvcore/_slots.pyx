@@ -23,14 +23,8 @@ cdef class SlotTable:
 
     cdef slot_t add(self, object id) except -1:
         """A slot for an id that is not live. O(1)."""
-        cdef slot_t slot
-        if self._free:
-            slot = self._free.pop()
-            self._ids[slot] = id
-        else:
-            slot = self.size
-            self._ids.append(id)
-            self.size += 1
+        cdef slot_t slot = self.take()
+        self._ids[slot] = id
         self._slots[id] = slot
         return slot
 
@@ -38,6 +32,19 @@ cdef class SlotTable:
         """Free a live slot. O(1)."""
         del self._slots[self._ids[slot]]
         self._ids[slot] = None
+        return self.give_back(slot)
+
+    cdef slot_t take(self) except -1:
+        """A slot that has no id. O(1)."""
+        cdef slot_t slot = self.size
+        if self._free:
+            return self._free.pop()
+        self._ids.append(None)
+        self.size += 1
+        return slot
+
+    cdef int give_back(self, slot_t slot) except -1:
+        """Free a slot that has no id. O(1)."""
         self._free.append(slot)
         return 0
 

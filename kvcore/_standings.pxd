@@ -17,6 +17,7 @@ cdef class Standings:
     cdef int64_t _request_tokens   # a * B
     cdef bint _exact               # keys say what costs say
     cdef bint _strict
+    cdef slot_t _pairs             # threshold pairs that the ledger had when this was made
     cdef slot_t* _order            # by position: rank
     cdef slot_t* _position         # by rank: position, NO_SLOT if it has none
     cdef slot_t _ranks             # ranks below it have an entry there

@@ -15,8 +15,8 @@ Never here: who may be used, bookings, the common and the rare forms of a cost (
 Invariants: after refresh() every key is that of the ledger's loads; the rank chosen, the number of draws and the set of
 ties are those of the plain loop over all open ranks in canonical order.
 
-Cost: refresh O(dirty log W), at most O(W); cheapest O(log W + overlay), the plain loop's O(W) where the overlay is
-large or the query is not served; most_room O(1).
+Cost: rebuild O(W), the larger one of before and after; refresh O(dirty log W), at most O(W); cheapest O(log W +
+overlay), the plain loop's O(W) where the overlay is large or the query is not served; most_room O(1).
 """
 from libc.stdlib cimport free, qsort
 from kvcore._load cimport INT64_TOP, RANK_OPEN, blocks_of, held_of, load_t, requests_of, tokens_at
@@ -92,17 +92,18 @@ cdef class Standings:
             and <double><int64_t>request_tokens == request_tokens)
         self._request_tokens = <int64_t>request_tokens if self._exact else 0
         self._strict = strict
+        self._pairs = ledger.pairs
         tournament_init(&self._costs)
         if strict:
-            resize(<void**>&self._rooms, (ledger.pairs + 1) * sizeof(tournament_t))
-            for i in range(ledger.pairs + 1):
+            resize(<void**>&self._rooms, (self._pairs + 1) * sizeof(tournament_t))
+            for i in range(self._pairs + 1):
                 tournament_init(&self._rooms[i])
 
     def __dealloc__(self):
         cdef slot_t i
         tournament_free(&self._costs)
         if self._rooms != NULL:
-            for i in range(self.ledger.pairs + 1):
+            for i in range(self._pairs + 1):
                 tournament_free(&self._rooms[i])
         free(self._rooms)
         free(self._order)
@@ -113,10 +114,10 @@ cdef class Standings:
 
     cdef int rebuild(self, const slot_t* order, slot_t present) except -1:
         """The fleet has other ranks: all present ones in canonical order. All of it or, on MemoryError, nothing."""
-        cdef slot_t rank, position, i
+        cdef slot_t position, i
         self._reserve(order, present)
-        for rank in range(self._ranks):
-            self._position[rank] = NO_SLOT
+        for position in range(self.present):
+            self._position[self._order[position]] = NO_SLOT     # those of before, not all that have ever been
         for position in range(present):
             self._order[position] = order[position]
             self._position[order[position]] = position
@@ -129,7 +130,7 @@ cdef class Standings:
         self._loaded = 0
         tournament_clear(&self._costs, present)
         if self._strict:
-            for i in range(self.ledger.pairs + 1):
+            for i in range(self._pairs + 1):
                 tournament_clear(&self._rooms[i], present)
         for position in range(present):
             self._stand(position, False)
@@ -152,7 +153,7 @@ cdef class Standings:
             self._ranks = ranks
         tournament_reserve(&self._costs, present)
         if self._strict:
-            for i in range(self.ledger.pairs + 1):
+            for i in range(self._pairs + 1):
                 tournament_reserve(&self._rooms[i], present)
         if room > self._room:
             room = max(room, 2 * self._room)
@@ -190,10 +191,10 @@ cdef class Standings:
         self._flags[position] = flags
         enter(&self._costs, position, self._cost_key(load) if self._exact and flags else ABSENT, play)
         if self._strict:
-            for pair in range(self.ledger.pairs):
+            for pair in range(self._pairs):
                 enter(&self._rooms[pair], position,
                       room_key(load) if flags and not self.ledger.busy(rank, pair) else ABSENT, play)
-            enter(&self._rooms[self.ledger.pairs], position, room_key(load) if flags else ABSENT, play)
+            enter(&self._rooms[self._pairs], position, room_key(load) if flags else ABSENT, play)
 
     cdef int64_t _cost_key(self, const load_t* load) noexcept nogil:
         cdef i128 key = <i128>self._block_size * blocks_of(load)
@@ -206,7 +207,7 @@ cdef class Standings:
         cdef slot_t i
         tournament_build(&self._costs)
         if self._strict:
-            for i in range(self.ledger.pairs + 1):
+            for i in range(self._pairs + 1):
                 tournament_build(&self._rooms[i])
 
     cdef int64_t most_room(self, slot_t pair) noexcept nogil:
@@ -214,7 +215,7 @@ cdef class Standings:
 
         INT64_TOP: no bound. -INT64_TOP: no such rank. Strict capacity only.
         """
-        return -tournament_min(&self._rooms[self.ledger.pairs if pair == NO_SLOT else pair])
+        return -tournament_min(&self._rooms[self._pairs if pair == NO_SLOT else pair])
 
     cdef bint serves(self, const query_t* query) noexcept nogil:
         """Whether keys say what costs say for this request, wherever it has no overlap."""

@@ -11,13 +11,14 @@ from kvcore._types cimport int32_t, int64_t, saturated, tokens_t, uint32_t, uint
 from kvcore._workers cimport rank_t
 from kvcore.request cimport effective_cached_tokens, prefill_delta
 
-#: One row of `Scheduler.loads()`: own bookings, then what the engine has last reported (-1: nothing).
+#: One row of `Scheduler.loads()`: own bookings and those of other replicas, what the engine has last reported (-1:
+#: nothing), and how many of the requests are other replicas'.
 #: prefill_tokens and held_blocks saturate at 2^63 - 1; active_blocks is rounded half up; held_blocks are whole blocks
 #: that are taken or kept free (DESIGN D8). state: 0 open, 1 overloaded, 2 unavailable for a while, 3 unavailable.
 LOAD_DTYPE = numpy.dtype([
     ("worker_id", "<u8"), ("dp_rank", "<u4"), ("requests", "<i4"), ("prefill_tokens", "<i8"), ("active_blocks", "<i8"),
     ("held_blocks", "<i8"), ("state", "<i8"), ("reported_requests", "<i8"), ("reported_prefill_tokens", "<i8"),
-    ("reported_blocks", "<i8")])
+    ("reported_blocks", "<i8"), ("peer_requests", "<i8")])
 
 #: One row of `Scheduler.potential_loads()`: what the rank's load would be, with what its engine reports beyond our
 #: bookings where that counts. cached_tokens: of the prompt. eligible: it would take the request now. cost: as selection
@@ -38,6 +39,7 @@ cdef packed struct load_row_t:
     int64_t reported_requests
     int64_t reported_prefill_tokens
     int64_t reported_blocks
+    int64_t peer_requests
 
 
 cdef packed struct potential_row_t:
@@ -65,6 +67,7 @@ cdef class Tables:
         if self._fleet.workers.present == 0:
             return table
         view = table
+        peers = self._fleet.exchange.counts()
         for i in range(self._fleet.workers.present):
             rank = self._fleet.workers.order[i]
             load = &self._fleet.ledger.loads[rank]
@@ -79,6 +82,7 @@ cdef class Tables:
             row.reported_requests = -1
             row.reported_prefill_tokens = -1
             row.reported_blocks = -1
+            row.peer_requests = peers.get(rank, 0)
             if load.reported_sequence >= 0:
                 row.reported_requests = load.reported_requests
                 row.reported_prefill_tokens = load.reported_prefill

@@ -49,6 +49,7 @@ cdef class WorkerTable:
     cdef slot_t find_rank(self, object worker_id, uint32_t dp_rank)
     cdef slot_t find_any_rank(self, object worker_id, uint32_t dp_rank)
     cdef slot_t find_or_expect_rank(self, object worker_id, uint32_t dp_rank) except -1
+    cdef slot_t told_rank(self, object worker_id, uint32_t dp_rank, int64_t incarnation) except -2
     cdef slot_t add_worker(self, WorkerConfig config, int64_t incarnation) except -1
     cdef int remove_worker(self, slot_t worker) except -1
     cdef slot_t add_rank(self, slot_t worker, uint32_t dp_rank) except -1

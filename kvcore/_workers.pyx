@@ -49,6 +49,13 @@ cdef class WorkerTable:
             return NO_SLOT
         return row.ranks[dp_rank - row.dp_start]
 
+    cdef slot_t told_rank(self, object worker_id, uint32_t dp_rank, int64_t incarnation) except -2:
+        """The present rank that a fact speaks of, or NO_SLOT if it is not of this incarnation."""
+        cdef slot_t rank = self.find_rank(worker_id, dp_rank)
+        if rank != NO_SLOT and self.workers[self.ranks[rank].worker].incarnation != incarnation:
+            return NO_SLOT
+        return rank
+
     cdef slot_t add_worker(self, WorkerConfig config, int64_t incarnation) except -1:
         """A worker without ranks; the owner adds them."""
         cdef slot_t worker

@@ -1,6 +1,7 @@
 # C layout of the actions in actions.py, and the factories that the core builds them with.
 cimport cython
 from kvcore._types cimport int64_t, ns_t, slot_t, tokens_t, uint32_t, uint64_t
+from kvcore.replica cimport PeerFact
 
 
 cdef class Action:
@@ -60,6 +61,11 @@ cdef class Ignored(Action):
     cdef readonly object reason                # IgnoredReason
 
 
+@cython.final
+cdef class Publish(Action):
+    cdef readonly PeerFact fact
+
+
 cdef inline Reject make_reject(str request_id, object reason, slot_t class_index):
     cdef Reject action = Reject.__new__(Reject)
     action.request_id = request_id
@@ -98,4 +104,10 @@ cdef inline Ignored make_ignored(str request_id, int64_t attempt, object reason)
     action.request_id = request_id
     action.attempt = attempt
     action.reason = reason
+    return action
+
+
+cdef inline Publish make_publish(PeerFact fact):
+    cdef Publish action = Publish.__new__(Publish)
+    action.fact = fact
     return action

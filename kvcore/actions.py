@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import TypeAlias
 
+from kvcore.replica import PeerFact
+
 
 class RejectReason(IntEnum):
     """Why a request ended without running."""
@@ -142,4 +144,15 @@ class Ignored(Action):
     reason: IgnoredReason = IgnoredReason.STALE
 
 
-AnyAction: TypeAlias = Dispatch | Reject | Park | Evict | RefreshOverlap | Ignored
+@dataclass(frozen=True)
+class Publish(Action):
+    """Tell the other replicas, which step `peer_event(now_ns, fact)` (DESIGN D19). Only with SchedulerConfig.replica.
+
+    Stands right behind the Dispatch or Evict that it is about; else it is the first answer to the fact that it follows.
+    Facts of one step are best stepped in one batch: room that was taken again at once is then not given twice.
+    """
+
+    fact: PeerFact
+
+
+AnyAction: TypeAlias = Dispatch | Reject | Park | Evict | RefreshOverlap | Ignored | Publish

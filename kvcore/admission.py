@@ -1,148 +1,117 @@
 """Admission policies: who of a class may queue for capacity now, and who is held back until later (DESIGN D10).
 
-Owns the protocol between the core and a policy, and where a policy's type is found: given by the embedder, built in, or
-installed by another package (entry points of group `kvcore.admission`).
+Everything that a policy is written with: AdmissionPolicy says which calls it gets, AdmissionView what it sees; Bypass,
+Ready, Defer, Refuse and MakeReady are what it may answer. examples/admission_policy.py is one.
 
-A policy is a plain object without clock, thread or randomness: the same calls give the same answers. It is told of every
-request that it manages, in this order: `decide`; `released`, if somebody else let it go ahead; `dispatched`, at most
-once, when a worker has taken it; `advanced`, any number of times; then exactly one of `completed` and `aborted`. It is
-told nothing of a request that it answered with Bypass or Refuse. Every call but `decide` may answer with deferred
-requests that may go ahead now.
+Owns where the type that a class asks for is found: given by the embedder, built in, or installed by another package
+(entry points of group `kvcore.admission`, each a factory that takes the parameters).
 
 Never here: queues, load, workers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from importlib.metadata import entry_points
-from typing import TypeAlias
+import copy
+from collections.abc import Mapping
 
+from kvcore import _yaml_marks as marks
+from kvcore._admission_protocol import (
+    AdmissionPolicy,
+    AdmissionView,
+    Answers,
+    Bypass,
+    Decision,
+    Defer,
+    Factory,
+    MakeReady,
+    Ready,
+    Refuse,
+)
+from kvcore._admission_values import InvalidParameter, whole_numbers
+from kvcore._program_budget import ProgramBudget
+from kvcore._session_concurrency import SessionConcurrency
 from kvcore.errors import InvalidPolicy
 from kvcore.policy import AdmissionSpec
-from kvcore.request import Rank
+
+__all__ = [
+    "BUILT_IN",
+    "ENTRY_POINTS",
+    "AdmissionPolicy",
+    "AdmissionView",
+    "Answers",
+    "Bypass",
+    "Decision",
+    "Defer",
+    "Factory",
+    "InvalidParameter",
+    "MakeReady",
+    "ProgramBudget",
+    "Ready",
+    "Refuse",
+    "SessionConcurrency",
+    "build",
+    "whole_numbers",
+]
 
 ENTRY_POINTS = "kvcore.admission"
 
-
-@dataclass(frozen=True, slots=True)
-class AdmissionView:
-    """What a policy sees of an arriving request. cached_tokens: on the best rank that it may use (DESIGN D1)."""
-
-    request_id: str
-    session_id: str | None
-    class_name: str
-    prompt_tokens: int
-    cached_tokens: int
-    expected_output_tokens: int | None
-    strict_priority: int
-    pinned: Rank | None
-    now_ns: int
-
-
-@dataclass(frozen=True, slots=True)
-class Bypass:
-    """The request queues like any other, and the policy hears no more of it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Ready:
-    """The request queues; the policy hears how it goes on. placement: pins it there, unless it has a pin."""
-
-    placement: Rank | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Defer:
-    """The request is held back until the policy answers MakeReady for it, or its deadline passes."""
-
-
-@dataclass(frozen=True, slots=True)
-class Refuse:
-    """The request is rejected: ADMISSION_REFUSED."""
-
-
-Decision: TypeAlias = Bypass | Ready | Defer | Refuse
-
-
-@dataclass(frozen=True, slots=True)
-class MakeReady:
-    """A deferred request may go ahead. An id that this policy does not hold back any more is passed over."""
-
-    request_id: str
-    placement: Rank | None = None
-
-
-Answers: TypeAlias = Iterable[MakeReady] | None
-
-
-class AdmissionPolicy:
-    """Base of admission policies; `decide` is all that one must have. See the module for the order of calls."""
-
-    def decide(self, view: AdmissionView) -> Decision:
-        """What becomes of an arriving request."""
-        raise NotImplementedError
-
-    def released(self, request_id: str, now_ns: int) -> Answers:
-        """A deferred request goes ahead because somebody outside said so (AdmissionReleased)."""
-
-    def dispatched(self, request_id: str, now_ns: int) -> Answers:
-        """A worker has taken the request. Once, also if it is dispatched again later."""
-
-    def advanced(self, request_id: str, context_tokens: int, now_ns: int) -> Answers:
-        """Its context, prompt and output together, has grown to so many tokens."""
-
-    def completed(self, request_id: str, context_tokens: int | None, now_ns: int) -> Answers:
-        """It has ended well, with so many tokens of context if anybody knows."""
-
-    def aborted(self, request_id: str, now_ns: int) -> Answers:
-        """It has ended in any other way, from any state."""
-
-    def next_deadline_ns(self) -> int | None:
-        """When `on_time` is to be called next; None: not."""
-
-    def on_time(self, now_ns: int) -> Answers:
-        """next_deadline_ns() has come; afterwards it must be later than now_ns, or None."""
-
-    def dump(self) -> object:
-        """The policy's state as a JSON value; it belongs to snapshot and digest."""
-        raise NotImplementedError
-
-    def load(self, value: object) -> None:
-        """Take over the state that `dump` gave. ValueError if it cannot be one."""
-        raise NotImplementedError
-
-
-Factory: TypeAlias = Callable[[Mapping[str, object]], AdmissionPolicy]
+BUILT_IN: Mapping[str, Factory] = {
+    "program_budget": ProgramBudget,
+    "session_concurrency": SessionConcurrency,
+}
 
 
 def build(spec: AdmissionSpec, class_name: str, given: Mapping[str, Factory]) -> AdmissionPolicy:
     """The policy that a class asks for. given: types of the embedder, looked up first.
 
-    Raises InvalidPolicy for an unknown type or for parameters that the type refuses (with ValueError or TypeError).
+    The factory gets a copy of the parameters, so that no policy can change the profile that is in force.
+    Raises: InvalidPolicy for an unknown type, and for whatever a factory raises when it gets the parameters.
     """
-    location = f'root, class "{class_name}"'
-    factory = given.get(spec.type) or BUILT_IN.get(spec.type) or _installed(spec.type, location)
-    if factory is None:
-        known = sorted({*given, *BUILT_IN, *entry_points(group=ENTRY_POINTS).names})
-        raise InvalidPolicy(
-            f"unknown type {spec.type!r}; known: {', '.join(known)}", location=location, key="admission")
     try:
-        return factory(dict(spec.parameters))
-    except (ValueError, TypeError) as error:
-        raise InvalidPolicy(f"{spec.type}: {error}", location=location, key="admission") from error
+        factory = _factory(spec.type, given)
+    except ValueError as error:
+        raise _refused(class_name, str(error)) from error
+    name = marks.printable(spec.type)
+    try:
+        policy = factory(copy.deepcopy(dict(spec.parameters)))
+    except Exception as error:
+        kind = "" if isinstance(error, ValueError | TypeError) else f"{type(error).__name__}: "
+        raise _refused(class_name, f"{name}: {kind}{error}") from error
+    if not isinstance(policy, AdmissionPolicy):
+        raise _refused(class_name, f"{name}: its factory makes a {type(policy).__name__}, not an AdmissionPolicy")
+    return policy
 
 
-def _installed(name: str, location: str) -> Factory | None:
-    """A type that another package has installed, or None."""
-    for found in entry_points(group=ENTRY_POINTS, name=name):
-        try:
-            factory: Factory = found.load()
-        except Exception as error:
-            raise InvalidPolicy(f"{name}: cannot be loaded: {error}", location=location, key="admission") from error
-        return factory
-    return None
+def _refused(class_name: str, reason: str) -> InvalidPolicy:
+    return InvalidPolicy(marks.printable(reason, 300), location=f'root, class "{class_name}"', key="admission")
 
 
-BUILT_IN: dict[str, Factory] = {}
+def _factory(name: str, given: Mapping[str, Factory]) -> Factory:
+    """The type of this name. ValueError: there is none, or it cannot be had."""
+    if name in given:
+        return given[name]
+    if name in BUILT_IN:
+        return BUILT_IN[name]
+    return _installed(name, {*given, *BUILT_IN})
+
+
+def _installed(name: str, known: set[str]) -> Factory:
+    """A type that another package has installed. known: the types that are there without."""
+    # Here because it takes a while to import and few need it.
+    from importlib.metadata import entry_points
+
+    what = marks.printable(name)
+    found = {entry.value: entry for entry in entry_points(group=ENTRY_POINTS, name=name)}
+    if not found:
+        names = sorted(known | entry_points(group=ENTRY_POINTS).names)
+        hint = marks.did_you_mean(name, names) or "; known are " + ", ".join(names)
+        raise ValueError(f"unknown type {what!r}{hint}")
+    if len(found) > 1:
+        raise ValueError(f"type {what!r} is installed more than once: {', '.join(sorted(found))}")
+    (entry,) = found.values()
+    try:
+        factory: Factory = entry.load()
+    except Exception as error:
+        raise ValueError(
+            f"type {what!r} cannot be loaded from {entry.value}: {type(error).__name__}: {error}") from error
+    return factory

@@ -64,6 +64,11 @@ def _is_int(value: object) -> bool:
     return type(value) is int
 
 
+def _is_name(value: object) -> bool:
+    """Non-empty text without lone surrogates."""
+    return isinstance(value, str) and value != "" and not any("\ud800" <= letter <= "\udfff" for letter in value)
+
+
 @dataclass(frozen=True)
 class SchedulerConfig:
     """Configuration of one scheduler. Same configuration and same events: same actions and digest.
@@ -88,11 +93,17 @@ class SchedulerConfig:
     capacity: instead of the profile's, if given (DESIGN D8).
     attempts_max: dispatches of one request, >= 1; another retry is answered RETRIES_EXHAUSTED (DESIGN D11).
     refresh_after_ns: with index `off`, a request with block hashes that has waited so long when its turn comes is asked
-        about once more, outside, by RefreshOverlap (DESIGN D13); None: never.
+        about once more, outside, by RefreshOverlap (DESIGN D13); None: never. 0: always.
     refresh_timeout_ns: how long an answer is waited for; then the request goes on with what is known.
     pin_grace_ns: how long a request waits for a pinned rank that is unknown, gone or unavailable, from its arrival or
         from the loss, whichever is later (DESIGN D14); 0: it is rejected at once.
     empty_fleet_wait_ns: the same for a fleet without workers.
+    decisions_kept: the last so many decisions are kept with their score tables, for `explain` and `decisions`,
+        0..2^20; at most some 4 kB each, and a look at every candidate for each dispatch. 0: none are.
+    replica: the name under which this scheduler tells others of its bookings (Publish); None: it tells nobody. It may
+        hear of theirs in both cases. Names should be few: each that was ever heard of is remembered.
+    replica_generation: 0..2^63-1, higher at every start under the same name, also from a snapshot, so that attempts
+        never collide.
     """
 
     block_size: int = 16
@@ -115,22 +126,29 @@ class SchedulerConfig:
     refresh_timeout_ns: int = 10**9
     pin_grace_ns: int = 0
     empty_fleet_wait_ns: int = 0
+    decisions_kept: int = 0
+    replica: str | None = None
+    replica_generation: int = 0
 
     def __post_init__(self) -> None:
         if not _is_int(self.block_size) or not 1 <= self.block_size <= 2**31 - 1:
             raise InvalidConfig(f"block_size must be 1..2^31-1, not {self.block_size!r}")
         if not _is_int(self.seed) or not 0 <= self.seed < 2**64:
             raise InvalidConfig(f"seed must be 0..2^64-1, not {self.seed!r}")
-        for name in ("booking_ttl_ns", "predict_ttl_ns", "reported_load_ttl_ns", "refresh_after_ns"):
+        for name in ("booking_ttl_ns", "predict_ttl_ns", "reported_load_ttl_ns"):
             ttl = getattr(self, name)
             if ttl is not None and (not _is_int(ttl) or not 1 <= ttl < 2**62):
                 raise InvalidConfig(f"{name} must be 1..2^62-1 or None, not {ttl!r}")
-        for name in ("pin_grace_ns", "empty_fleet_wait_ns"):
+        for name in ("pin_grace_ns", "empty_fleet_wait_ns", "refresh_after_ns"):
             wait_ns = getattr(self, name)
+            if wait_ns is None and name == "refresh_after_ns":
+                continue
             if not _is_int(wait_ns) or not 0 <= wait_ns < 2**62:
                 raise InvalidConfig(f"{name} must be 0..2^62-1, not {wait_ns!r}")
         if not _is_int(self.refresh_timeout_ns) or not 1 <= self.refresh_timeout_ns < 2**62:
             raise InvalidConfig(f"refresh_timeout_ns must be 1..2^62-1, not {self.refresh_timeout_ns!r}")
+        if not _is_int(self.decisions_kept) or not 0 <= self.decisions_kept <= 2**20:
+            raise InvalidConfig(f"decisions_kept must be 0..2^20, not {self.decisions_kept!r}")
         if not _is_int(self.attempts_max) or not 1 <= self.attempts_max <= 2**31 - 1:
             raise InvalidConfig(f"attempts_max must be 1..2^31-1, not {self.attempts_max!r}")
         if not _is_int(self.overload_wait_ns) or not 1 <= self.overload_wait_ns < 2**62:
@@ -148,6 +166,10 @@ class SchedulerConfig:
             raise InvalidConfig(f"weights: {fault}")
         if self.capacity is not None and not isinstance(self.capacity, Capacity):
             raise InvalidConfig(f"capacity must be a Capacity or None, not {self.capacity!r}")
+        if self.replica is not None and not _is_name(self.replica):
+            raise InvalidConfig(f"replica must be None or non-empty text that UTF-8 can carry, not {self.replica!r}")
+        if not _is_int(self.replica_generation) or not 0 <= self.replica_generation < 2**63:
+            raise InvalidConfig(f"replica_generation must be 0..2^63-1, not {self.replica_generation!r}")
         if self.profile is not None and not isinstance(self.profile, PolicyProfile):
             raise InvalidConfig(f"profile must be a PolicyProfile, not {type(self.profile).__name__}")
 

@@ -89,6 +89,17 @@ class InvalidJournal(KvcoreError, ValueError):
         self.reason = reason
 
 
+class InvalidSnapshot(KvcoreError, ValueError):
+    """Bytes from which no scheduler can be restored: damaged, of another version, or never a snapshot.
+
+    reason: one phrase.
+    """
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"snapshot: {reason}")
+        self.reason = reason
+
+
 class JournalMismatch(KvcoreError):
     """A journal was stepped again, and something else came out.
 

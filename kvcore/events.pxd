@@ -146,5 +146,48 @@ cdef class Drained(Event):
 
 
 @cython.final
+cdef class PeerBooked(Event):
+    cdef readonly str peer
+    cdef readonly int64_t generation
+    cdef readonly int64_t attempt
+    cdef readonly uint64_t worker_id
+    cdef readonly uint32_t dp_rank
+    cdef readonly int64_t incarnation
+    cdef readonly tuple sequence_hashes        # of int
+    cdef readonly int64_t unnamed_blocks
+    cdef readonly int64_t prefill_tokens
+    cdef readonly int64_t reserve_blocks
+
+
+@cython.final
+cdef class PeerPrefillCompleted(Event):
+    cdef readonly str peer
+    cdef readonly int64_t generation
+    cdef readonly int64_t attempt
+
+
+@cython.final
+cdef class PeerReleased(Event):
+    cdef readonly str peer
+    cdef readonly int64_t generation
+    cdef readonly int64_t attempt
+    cdef readonly bint completed
+
+
+@cython.final
+cdef class PeerLost(Event):
+    cdef readonly str peer
+    cdef readonly int64_t generation
+
+
+@cython.final
+cdef class PeerSynced(Event):
+    cdef readonly str peer
+    cdef readonly int64_t generation
+    cdef readonly int64_t next_attempt
+    cdef readonly tuple facts                  # of PeerFact
+
+
+@cython.final
 cdef class TimerFired(Event):
     pass

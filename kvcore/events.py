@@ -12,6 +12,7 @@ from enum import IntEnum
 from typing import TypeAlias
 
 from kvcore.policy import PolicyProfile
+from kvcore.replica import FactKind, PeerFact, ReplicaFacts
 from kvcore.request import Overlap, Rank, Request, WorkerConfig
 
 
@@ -274,6 +275,77 @@ class Drained(Event):
 
 
 @dataclass(frozen=True)
+class PeerBooked(Event):
+    """Another replica has booked a request (DESIGN D19): its load counts here as own load does. See PeerFact.
+
+    Stale: what is known already, an attempt that is over, a rank or incarnation that is not here (PeerSynced brings it
+    later), a generation that is over or lost, and what bears our own name. Peer* events never yield Ignored.
+    """
+
+    peer: str
+    generation: int
+    attempt: int
+    worker_id: int
+    dp_rank: int = 0
+    incarnation: int = 0
+    sequence_hashes: tuple[int, ...] = ()
+    unnamed_blocks: int = 0
+    prefill_tokens: int = 0
+    reserve_blocks: int = 0
+
+
+@dataclass(frozen=True)
+class PeerPrefillCompleted(Event):
+    """The prefill of another replica's booking is over. Remembered if the booking has yet to be heard of."""
+
+    peer: str
+    generation: int
+    attempt: int
+
+
+@dataclass(frozen=True)
+class PeerReleased(Event):
+    """Another replica's booking is over, for good: should it be heard of only now, it will not come back.
+
+    completed: see PeerFact.
+    """
+
+    peer: str
+    generation: int
+    attempt: int
+    completed: bool = False
+
+
+@dataclass(frozen=True)
+class PeerLost(Event):
+    """A replica of this generation, or an older one, is gone: what it has booked is released, here and only here.
+
+    Whatever it still has said is stale. A fact of a newer generation brings it back, and loses the older one by itself.
+    The core has no time-out for replicas: whoever carries their facts notices that one has gone silent. One that was
+    only out of reach must come back under a newer generation, if need be one that its driver writes into what it sends.
+    """
+
+    peer: str
+    generation: int
+
+
+@dataclass(frozen=True)
+class PeerSynced(Event):
+    """All that another replica had booked when it said so, as ReplicaFacts: our picture of it becomes that.
+
+    Bookings below next_attempt that are not in facts are released, those that we lack are added; from next_attempt on
+    nothing changes, for those are newer than the sync. What has been heard to be released stays so. A link that never
+    loses a fact needs one when replicas meet; another one needs them now and then, also to forget what is long over.
+    facts: in the order of ReplicaFacts; another order, or facts that name somebody else, are an InvalidEvent.
+    """
+
+    peer: str
+    generation: int
+    next_attempt: int
+    facts: tuple[PeerFact, ...] = ()
+
+
+@dataclass(frozen=True)
 class TimerFired(Event):
     """Only time has passed. A spurious one is a no-op."""
 
@@ -299,5 +371,25 @@ AnyEvent: TypeAlias = (
     | CapacityHinted
     | PolicyReplaced
     | Drained
+    | PeerBooked
+    | PeerPrefillCompleted
+    | PeerReleased
+    | PeerLost
+    | PeerSynced
     | TimerFired
 )
+
+
+def peer_event(
+    now_ns: int, told: PeerFact | ReplicaFacts
+) -> PeerBooked | PeerPrefillCompleted | PeerReleased | PeerSynced:
+    """What a replica steps when it has received, at now_ns, what another one has told."""
+    if isinstance(told, ReplicaFacts):
+        return PeerSynced(now_ns, told.replica, told.generation, told.next_attempt, told.facts)
+    if told.kind is FactKind.BOOKED:
+        return PeerBooked(
+            now_ns, told.replica, told.generation, told.attempt, told.worker_id, told.dp_rank, told.incarnation,
+            told.sequence_hashes, told.unnamed_blocks, told.prefill_tokens, told.reserve_blocks)
+    if told.kind is FactKind.PREFILL_COMPLETED:
+        return PeerPrefillCompleted(now_ns, told.replica, told.generation, told.attempt)
+    return PeerReleased(now_ns, told.replica, told.generation, told.attempt, told.completed)

@@ -19,7 +19,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import zip_longest
+from itertools import islice, zip_longest
 from types import TracebackType
 from typing import Any, NamedTuple, NoReturn, Protocol
 
@@ -245,10 +245,12 @@ class JournalReplay:
     digest: str
 
 
-def replay(journal: JournalReader, scheduler: Scheduler | None = None) -> JournalReplay:
+def replay(
+    journal: JournalReader, scheduler: Scheduler | None = None, *, until: int | None = None,
+) -> JournalReplay:
     """Step what a journal holds through a fresh scheduler, comparing actions and digests, up to the first difference.
 
-    scheduler: instead of one with the journal's configuration.
+    scheduler: instead of one with the journal's configuration. until: so many batches at most; None: all.
     Raises: JournalMismatch at the first difference; InvalidJournal, also for events that the scheduler refuses.
     """
     if scheduler is None:
@@ -258,7 +260,7 @@ def replay(journal: JournalReader, scheduler: Scheduler | None = None) -> Journa
             raise journal.fault(f"config: {error}") from None
     events = actions = digests = 0
     batch = JournalBatch((), ())
-    for batch in journal:
+    for batch in islice(journal, until):
         try:
             told = scheduler.step_many(batch.events)
         except InvalidEvent as error:

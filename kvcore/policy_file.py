@@ -6,7 +6,8 @@ Nothing here reads a file: the caller does, and passes its text.
 
 The first failing check wins, in this order: the whole text is read in file order (YAML, unknown, duplicate and missing
 keys, types, number ranges); then the rules of the root profile; then those of each model profile in file order; then
-that anything is defined at all. Of several bad models, the first in file order is reported.
+that anything is defined at all. Of several bad models, the first in file order is reported. Whether admission policies
+can be built is another question, which `check_admission` answers: their types need not be known where a file is read.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ import yaml
 
 from kvcore import _yaml_marks as marks
 from kvcore._yaml_marks import Place, Section
+from kvcore.admission import Factory, InvalidParameter, build
+from kvcore.errors import InvalidPolicy
 from kvcore.policy import AdmissionSpec, Arbitration, CacheBucket, Capacity, PolicyClass, PolicyProfile, QueuePolicy
 
 _IDENTIFIER = re.compile(r"[A-Za-z0-9_.-]+")
@@ -40,11 +43,13 @@ class PolicyDocument:
         three keys, hold for the whole document: at top level they apply to the root profile and to every model
         profile that does not set its own.
     ignored_keys: top-level keys of the reference that were given and that kvcore does not use.
+    admissions: in file order, the name of each class with an admission policy, and where it asks for it.
     """
 
     root: PolicyProfile | None = None
     models: Mapping[str, PolicyProfile] = field(default_factory=dict)
     ignored_keys: tuple[str, ...] = ()
+    admissions: tuple[tuple[str, Section], ...] = field(default=(), compare=False, repr=False)
 
     def profile_for(self, model: str | None = None) -> PolicyProfile | None:
         """The exact model's profile, else the root's, else None: the synthetic profile is in force. Cost: O(1)."""
@@ -87,7 +92,28 @@ def load_policy(text: str, source: str = "<policy>") -> PolicyDocument:
         root=_profile(root, root) if given else None,
         models={name: _profile(section, root) for name, section in models.items()},
         ignored_keys=ignored,
+        admissions=tuple([
+            (item.values["name"], item.values["admission"])
+            for section in [*([root] if given else []), *models.values()]
+            for item in section.values["policy_classes"] if item.values.get("admission") is not None
+        ]),
     )
+
+
+def check_admission(document: PolicyDocument, given: Mapping[str, Factory] | None = None) -> None:
+    """Build the admission policy of every class of a loaded file, to see that it can be built; none is kept.
+
+    `load_policy` cannot do this: types may come from whoever builds the scheduler. given: these types.
+    Raises: InvalidPolicy for the first one that cannot be built, with the line of its type or of its parameter.
+    """
+    for class_name, section in document.admissions:
+        try:
+            build(_admission_spec(section), class_name, given or {})
+        except InvalidPolicy as error:
+            fault = error.__cause__
+            if isinstance(fault, InvalidParameter):
+                raise section.values["parameters"].at(fault.key).error(fault.reason) from error
+            raise section.at("type").error(error.reason) from error
 
 
 # Reading: structure and types, in file order.
@@ -95,11 +121,20 @@ def load_policy(text: str, source: str = "<policy>") -> PolicyDocument:
 
 def _admission(node: yaml.Node, place: Place) -> Section:
     here = place.within("admission", place.line)
-    return marks.read_section(marks.mapping(node, place), here, _ADMISSION, ("type",))
+    found = marks.read_section(marks.mapping(node, place), here, _ADMISSION, ("type",))
+    if found.values.get("parameters") is None:
+        found.values["parameters"] = Section(here.within("parameters", here.line), {}, {})
+    return found
 
 
-def _parameters(node: yaml.Node, place: Place) -> Any:
-    return marks.tree(marks.mapping(node, place), place.within("parameters", place.line), marks.json_scalar)
+def _parameters(node: yaml.Node, place: Place) -> Section:
+    """Parameters of any names and kinds: what they mean is known only to the type."""
+    parameters = place.within("parameters", place.line)
+    values, places = {}, {}
+    for key, here, value in marks.pairs(marks.mapping(node, place), parameters):
+        values[key] = marks.tree(value, here, marks.json_scalar)
+        places[key] = here
+    return Section(parameters, values, places)
 
 
 def _models(node: yaml.Node, place: Place) -> dict[str, Section]:
@@ -270,9 +305,12 @@ def _class(values: dict[str, Any]) -> PolicyClass:
     if values.get("prefill_busy_threshold_frac") is not None:
         changed["prefill_busy_threshold_frac"] = values["prefill_busy_threshold_frac"] + 0.0  # -0.0 becomes 0.0
     if values.get("admission") is not None:
-        admission = values["admission"].values
-        changed["admission"] = AdmissionSpec(admission["type"], admission.get("parameters") or {})
+        changed["admission"] = _admission_spec(values["admission"])
     return PolicyClass(**values | changed)
+
+
+def _admission_spec(admission: Section) -> AdmissionSpec:
+    return AdmissionSpec(admission.values["type"], admission.values["parameters"].values)
 
 
 def describe(document: PolicyDocument) -> dict[str, Any]:

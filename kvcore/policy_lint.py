@@ -15,8 +15,6 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from kvcore import _yaml_marks as marks
-from kvcore.config import SchedulerConfig
-from kvcore.errors import InvalidConfig
 from kvcore.policy import NUMBER_MAX, Arbitration, Capacity, PolicyClass, PolicyProfile, QueuePolicy
 from kvcore.policy_file import PolicyDocument
 
@@ -159,10 +157,6 @@ def lint(policy: PolicyDocument | PolicyProfile, max_prompt_tokens: int | None =
 
 
 def _lint_profile(location: str, profile: PolicyProfile, max_prompt_tokens: int | None) -> Iterator[str]:
-    try:
-        SchedulerConfig(profile=profile)
-    except InvalidConfig as error:
-        yield f"{location}: a scheduler refuses it: {error}"
     by_class: dict[str, list[str]] = {item.name: [] for item in profile.classes}
     explicit = {item.name for item in profile.classes if item.policy_family is None}
     for item in profile.classes:
@@ -170,6 +164,7 @@ def _lint_profile(location: str, profile: PolicyProfile, max_prompt_tokens: int 
         if item.policy_family in explicit:
             warnings.append("an explicit class has its family's name and gets the requests that name it")
         warnings += _lint_order(item, profile)
+        warnings += _lint_admission(item)
         warnings += _lint_thresholds(item, max_prompt_tokens)
     if max_prompt_tokens is not None:
         for name, warning in _lint_lengths(profile, max_prompt_tokens):
@@ -189,7 +184,7 @@ def _lint_order(item: PolicyClass, profile: PolicyProfile) -> Iterator[str]:
             "max_overtake_tokens bounds it"
         )
     if not _waits(item, profile):
-        if [getattr(item, key) for key in LIMIT_KEYS] != [None, None, None]:
+        if item.admission is None and [getattr(item, key) for key in LIMIT_KEYS] != [None, None, None]:
             yield "queue limits without a busy threshold have no effect: the class never waits for capacity"
         if item.max_overtake_tokens is not None:
             yield (
@@ -198,6 +193,13 @@ def _lint_order(item: PolicyClass, profile: PolicyProfile) -> Iterator[str]:
             )
     elif item.max_overtake_tokens == 0:
         yield "max_overtake_tokens: 0 lets no request pass an older one that may run, whatever their priorities"
+
+
+def _lint_admission(item: PolicyClass) -> Iterator[str]:
+    """Limits that leave no room for those whom an admission policy holds back (DESIGN D10)."""
+    for key in LIMIT_KEYS:
+        if item.admission is not None and getattr(item, key) == 0:
+            yield f"{key}: 0 means that whoever the admission policy holds back is rejected at once"
 
 
 def _lint_thresholds(item: PolicyClass, max_prompt_tokens: int | None) -> Iterator[str]:

@@ -3,7 +3,8 @@
 Owns the order in which things happen inside a step, the last time seen and the policy in force. All else has an owner
 of its own: live requests (_requests), what waits (_backlog, _drr, _lanes), workers with their load and caches (_fleet),
 eligibility and choice (_placement), the way to a booking (_dispatch), what becomes of a request (_lifecycle), admission
-policies (_admission), what can be read (_inspect).
+policies (_admission), facts about workers (_facts), what can be read (_inspect, _digest), snapshots (_snapshot,
+_restore).
 
 A step: accept the whole batch (no writes) -> per event: advance time, apply the fact, tell the admission policies ->
 settle: pop, place, repeat -> Parks.
@@ -18,9 +19,12 @@ from libc.math cimport floor
 from kvcore._accept cimport accept
 from kvcore._admission cimport ENTRY_DEFER, ENTRY_ENDED, Admission, entry_t
 from kvcore._backlog cimport Backlog
+from kvcore._digest cimport Digester
 from kvcore._dispatch cimport Dispatcher
 from kvcore._drr cimport LIMIT_NONE, PolicyQueue, limit_t
 from kvcore._endings cimport Endings
+from kvcore._explain cimport Explainer
+from kvcore._facts cimport WorkerFacts
 from kvcore._fleet cimport Fleet
 from kvcore._forecast cimport Forecast
 from kvcore._inspect cimport Inspector
@@ -29,25 +33,28 @@ from kvcore._placement cimport Placement, runs_now
 from kvcore._policies cimport Policies
 from kvcore._reload cimport Reload, threshold_pairs
 from kvcore._requests cimport STATE_DEFERRED, STATE_REFRESHING, RequestTable
+from kvcore._restore cimport DAMAGE, SnapshotReader
+from kvcore._snapshot cimport SnapshotWriter
 from kvcore._tables cimport Tables
 from kvcore._types cimport (
-    DEBUG_CHECKS, FRACTION_ONE, NEVER_NS, NO_SLOT, NS_END, int32_t, int64_t, ns_t, slot_t)
-from kvcore.actions cimport make_park, make_reject
+    DEBUG_CHECKS, FRACTION_ONE, NO_SLOT, NS_END, int32_t, int64_t, ns_t, slot_t)
+from kvcore.actions cimport make_reject
 from kvcore.events cimport (
-    AdmissionReleased, BlocksCleared, BlocksRemoved, BlocksStored, CapacityHinted, ContextAdvanced, DispatchAccepted,
-    DispatchFailed, Drained, Event, LoadReported, OutputBlockAdded, OverlapRefreshed, PolicyReplaced, PrefillCompleted,
-    RequestArrived, RequestCancelled, RequestFinished, TimerFired, WorkerRemoved, WorkerStatusChanged, WorkerUpserted)
+    AdmissionReleased, BlocksRemoved, BlocksStored, ContextAdvanced, DispatchAccepted, DispatchFailed, Drained, Event,
+    OutputBlockAdded, OverlapRefreshed, PolicyReplaced, PrefillCompleted, RequestArrived, RequestCancelled,
+    RequestFinished, TimerFired)
 from kvcore.request cimport Request
 
+from dataclasses import replace
+
 from kvcore._tables import LOAD_DTYPE, POTENTIAL_DTYPE
-from kvcore.actions import ParkReason, RejectReason
+from kvcore.actions import RejectReason
 from kvcore.config import SchedulerConfig
+from kvcore.errors import InvalidSnapshot
 from kvcore.events import Outcome
 
 __all__ = ["LOAD_DTYPE", "POTENTIAL_DTYPE", "Scheduler"]
 
-cdef object QUEUED = ParkReason.QUEUED
-cdef object DEFERRED = ParkReason.DEFERRED
 cdef object COMPLETED = Outcome.COMPLETED
 cdef tuple NOTHING = ()
 
@@ -69,21 +76,24 @@ cdef class Scheduler:
     cdef Backlog backlog
     cdef PolicyQueue queue                 # the backlog's
     cdef Inspector inspector
+    cdef Digester digester
     cdef Policies policies
     cdef Endings endings
     cdef Admission admission
     cdef Dispatcher dispatcher
     cdef Lifecycle lifecycle
     cdef Reload reload
+    cdef WorkerFacts facts
     cdef Tables tables
     cdef Forecast forecast
+    cdef Explainer explainer
     cdef ns_t now_ns
     cdef list builds                       # fresh admission policies for each PolicyReplaced of the present batch
     cdef int64_t steps                     # counted in debug builds only
     cdef bint stepping
     cdef bint poisoned
 
-    def __cinit__(self, config=None, *, admission=None):
+    def __cinit__(self, config=None, admission=None):
         """A scheduler without workers, at time 0. config None: every default of SchedulerConfig.
 
         admission: types of admission policies, each with a function from parameters to a policy (kvcore.admission);
@@ -98,14 +108,15 @@ cdef class Scheduler:
         self.block_size = config.block_size
         self.builds = []
         self.policies = Policies(admission)
-        self.policies.adopt(None, profile, self.policies.build(profile))
+        self.policies.adopt(None, profile, self.policies.build(profile), 0)
         distinct, pairs = threshold_pairs(profile)
         self.requests = RequestTable(config.booking_ttl_ns is not None)
-        self.fleet = Fleet(config, distinct)
+        self.fleet = Fleet(config, distinct, self.requests)
         self.placement = Placement(self.fleet, self.requests, config, pairs)
         self.backlog = Backlog(config, self.requests, self.fleet, self.placement)
         self.queue = self.backlog.queue
         self.inspector = Inspector(profile, self.requests, self.queue, self.fleet)
+        self.digester = Digester(self.requests, self.queue, self.fleet)
         self.endings = Endings(self.requests, self.fleet, self.inspector, self.policies)
         self.admission = Admission(
             self.requests, self.fleet, self.placement, self.backlog, self.endings, self.policies)
@@ -116,9 +127,13 @@ cdef class Scheduler:
             self.admission, self.dispatcher, self.policies)
         self.reload = Reload(
             self.requests, self.fleet, self.placement, self.backlog, self.inspector, self.admission, self.policies)
+        self.facts = WorkerFacts(self.lifecycle)
         self.tables = Tables(self.fleet, self.placement)
         self.forecast = Forecast(
-            self.requests, self.backlog, self.placement, self.admission, self.tables, self.block_size)
+            self.requests, self.backlog, self.placement, self.admission, self.dispatcher, self.tables,
+            self.block_size)
+        self.explainer = Explainer(
+            config, profile, self.requests, self.fleet, self.placement, self.backlog, self.policies, self.dispatcher)
 
     # The door.
 
@@ -147,15 +162,15 @@ cdef class Scheduler:
             if built is not None:
                 self.builds = built
             self.poisoned = True               # until the batch is through
-            out = []
+            out = self.fleet.exchange.out = []
             self.backlog.begin_batch()
             for event in events:
                 self._advance((<Event>event).now_ns, out)
                 self._apply(<Event>event, out)
                 if self.policies.any:
-                    self.admission.deliver(out)
+                    self.admission.deliver_all(out)
             self._settle(out)
-            self._park(out)
+            self.backlog.park(out)
             if DEBUG_CHECKS:
                 self._check_invariants()
             self.poisoned = False
@@ -180,24 +195,12 @@ cdef class Scheduler:
             return self._on_prefill_completed(<PrefillCompleted>event, out)
         if kind is RequestFinished:
             return self._on_finished(<RequestFinished>event, out)
-        if kind is BlocksStored:
-            return self._note(self._on_blocks_stored(<BlocksStored>event))
-        if kind is BlocksRemoved:
-            return self._note(self._on_blocks_removed(<BlocksRemoved>event))
+        if kind is BlocksStored or kind is BlocksRemoved:
+            return self.facts.apply(event, out)
         if kind is RequestCancelled:
             return self._on_cancelled(<RequestCancelled>event, out)
         if kind is TimerFired:
             return 0
-        if kind is BlocksCleared:
-            return self._note(self._on_blocks_cleared(<BlocksCleared>event))
-        if kind is WorkerUpserted:
-            return self._on_worker_upserted(<WorkerUpserted>event, out)
-        if kind is WorkerRemoved:
-            return self._on_worker_removed(<WorkerRemoved>event, out)
-        if kind is WorkerStatusChanged:
-            return self._note(self._on_status_changed(<WorkerStatusChanged>event))
-        if kind is LoadReported:
-            return self._note(self._on_load_reported(<LoadReported>event))
         if kind is DispatchAccepted:
             return self._on_accepted(<DispatchAccepted>event, out)
         if kind is DispatchFailed:
@@ -210,11 +213,9 @@ cdef class Scheduler:
             return self._on_refreshed(<OverlapRefreshed>event, out)
         if kind is PolicyReplaced:
             return self._on_policy_replaced(<PolicyReplaced>event, out)
-        if kind is CapacityHinted:
-            return self.fleet.hint((<CapacityHinted>event).ranks)
         if kind is Drained:
             return self.lifecycle.drain((<Drained>event).deadline_ns, out)
-        raise AssertionError(f"accepted but not applied: {event!r}")
+        return self.facts.apply(event, out)
 
     cdef int _check_invariants(self) except -1:
         """Debug builds: totals, heaps and work conservation after every step; every 1,024th where much is live."""
@@ -305,9 +306,13 @@ cdef class Scheduler:
     cdef int _on_policy_replaced(self, PolicyReplaced event, list out) except -1:
         cdef list built = self.builds.pop(0)
         profile = self.config.in_force(event.profile)
-        if profile != self.profile:
-            self.reload.replace(self.profile, profile, built, out)
-            self.profile = profile
+        return 0 if profile == self.profile else self._adopt(profile, built, out)
+
+    cdef int _adopt(self, object profile, list built, list out) except -1:
+        """Another profile is in force; built: fresh admission policies of it."""
+        self.reload.replace(self.profile, profile, built, out)
+        self.explainer.adopt(profile)
+        self.profile = profile
         return 0
 
     # Requests that run.
@@ -362,52 +367,6 @@ cdef class Scheduler:
             return self.lifecycle.ignore(event.request_id, event.attempt, out)
         return self.lifecycle.finish(slot, event.outcome is COMPLETED, event.context_tokens)
 
-    # Workers and their caches.
-
-    cdef int _on_worker_upserted(self, WorkerUpserted event, list out) except -1:
-        if self.fleet.is_stale(event.config, event.incarnation):
-            return self._note(False)
-        self.lifecycle.drop_ranks(self.fleet.leaving(event.config, event.incarnation), out)
-        self.fleet.upsert(event.config, event.incarnation)
-        return self.backlog.follow_fleet()
-
-    cdef int _on_worker_removed(self, WorkerRemoved event, list out) except -1:
-        cdef slot_t worker = self.fleet.workers.find(event.worker_id)
-        if worker == NO_SLOT:
-            return self._note(False)
-        self.lifecycle.drop_ranks(self.fleet.all_ranks(worker), out)
-        self.fleet.remove(event.worker_id)
-        return self.backlog.follow_fleet()
-
-    cdef int _note(self, bint current) except -1:
-        """Count a fact about a rank or worker that is not the current one."""
-        self.inspector.stale += not current
-        return 0
-
-    cdef bint _on_blocks_stored(self, BlocksStored event) except -1:
-        return self.fleet.store_blocks(
-            event.worker_id, event.dp_rank, event.incarnation, event.tier, event.block_hashes)
-
-    cdef bint _on_blocks_removed(self, BlocksRemoved event) except -1:
-        return self.fleet.remove_blocks(
-            event.worker_id, event.dp_rank, event.incarnation, event.tier, event.block_hashes)
-
-    cdef bint _on_blocks_cleared(self, BlocksCleared event) except -1:
-        return self.fleet.clear_blocks(
-            event.worker_id, event.dp_rank, event.incarnation, -1 if event.tier is None else event.tier)
-
-    cdef bint _on_status_changed(self, WorkerStatusChanged event) except -1:
-        cdef ns_t end_ns = NEVER_NS if event.lease_ns is None else self.now_ns + <ns_t>event.lease_ns
-        cdef bint current = self.fleet.set_mark(
-            event.worker_id, event.incarnation, event.source, event.available, event.overloaded, end_ns)
-        self.backlog.follow_fleet()
-        return current
-
-    cdef bint _on_load_reported(self, LoadReported event) except -1:
-        return self.fleet.report(
-            event.worker_id, event.dp_rank, event.incarnation, event.sequence, event.prefill_tokens, event.blocks,
-            event.requests)
-
     # Decisions.
 
     cdef int _settle(self, list out) except -1:
@@ -430,23 +389,8 @@ cdef class Scheduler:
             if slot != NO_SLOT:
                 self.backlog.withdraw(slot)
                 self.endings.reject(slot, self.backlog.would_queue(slot, self.requests.ids.id_of(slot)), out)
-            elif self.policies.has_news():
-                self.admission.deliver(out)
-            else:
+            elif not self.policies.any or not self.admission.deliver_all(out):
                 return 0
-
-    cdef int _park(self, list out) except -1:
-        """Tell of everything that this batch has stored and that still waits, by seq."""
-        cdef int64_t i
-        cdef slot_t slot
-        self.backlog.sort_stored()
-        for i in range(self.backlog.stored):
-            slot = self.backlog.still_waiting(i)
-            if slot != NO_SLOT:
-                out.append(make_park(
-                    self.requests.ids.id_of(slot), self.requests.rows[slot].class_index,
-                    DEFERRED if self.requests.rows[slot].state == STATE_DEFERRED else QUEUED))
-        return 0
 
     # Reading. None of it changes the digest.
 
@@ -461,7 +405,22 @@ cdef class Scheduler:
         reason = self._refusal(request)
         if reason is not None:
             return make_reject(request.request_id, reason, -1)
-        return self.forecast.answer(request, self.now_ns, self.dispatcher.generator, self.dispatcher.next_attempt)
+        return self.forecast.answer(request, self.now_ns)
+
+    def explain(self, str request_id not None, /):
+        """Where a request stands and why: an Explanation. O(ranks that it may use)."""
+        self._check_owner()
+        return self.explainer.explain(request_id)
+
+    def queue_dump(self, int64_t limit, /):
+        """The first `limit` requests by seq that do not run yet, in whatever state: tuple of QueueEntry."""
+        self._check_owner()
+        return self.explainer.queue_dump(limit)
+
+    def decisions(self):
+        """The last SchedulerConfig.decisions_kept dispatches, and why there, newest last: tuple of Decision."""
+        self._check_owner()
+        return self.explainer.decisions()
 
     def loads(self):
         """Load of every rank in canonical order: numpy structured array of LOAD_DTYPE, shape (ranks,). O(ranks)."""
@@ -476,16 +435,59 @@ cdef class Scheduler:
         accept((RequestArrived(self.now_ns, request),), self.now_ns, self.block_size, self.policies)
         return self.forecast.potential_loads(request, self.now_ns)
 
+    def replica_facts(self):
+        """All own bookings, for PeerSynced: a ReplicaFacts. Raises RuntimeError without SchedulerConfig.replica."""
+        return self.fleet.exchange.facts(self.dispatcher.next_attempt)
+
     def stats(self):
         """Counters and gauges: a SchedulerStats. O(classes)."""
         return self.inspector.stats()
 
     def digest(self):
         """128 bits over the canonical state, as 32 hexadecimal digits (DESIGN 6). O(live requests, ranks, classes)."""
-        return self.inspector.digest((
-            self.dispatcher.generator, self.backlog.next_seq, self.dispatcher.next_attempt,
-            self.dispatcher.next_ticket, self.poisoned, self.lifecycle.draining, self.lifecycle.drain_ns,
-            self.policies.dump() if self.policies.any else ()))
+        return self.digester.digest(
+            self.profile, (
+                self.dispatcher.generator, self.backlog.next_seq, self.dispatcher.next_attempt,
+                self.dispatcher.next_ticket, self.poisoned, self.lifecycle.draining, self.lifecycle.drain_ns),
+            self.policies.dump() if self.policies.any else None)
+
+    def snapshot(self):
+        """The whole state as bytes, from which `restore` makes a scheduler that goes on alike. O(state).
+
+        The same state gives the same bytes. They hold no prompt text, but request ids, names and block hashes.
+        """
+        self._check_owner()
+        return SnapshotWriter(self.lifecycle).write(self.config, self.profile, self.now_ns, self.digest())
+
+    @staticmethod
+    def restore(data, *, admission=None, replica_generation=None):
+        """A scheduler that goes on where the one was that gave this snapshot. admission: as for a new one. O(state).
+
+        replica_generation: a higher one for its new life, where other replicas listen; None: the old one.
+        Raises InvalidSnapshot for any bytes that `snapshot` has not given, and for another version's.
+        """
+        cdef Scheduler scheduler
+        cdef SnapshotReader reader
+        data = bytes(memoryview(data))
+        try:
+            reader = SnapshotReader(data)
+            scheduler = Scheduler(reader.config, admission)
+            scheduler._resume(reader)
+            reader.check(scheduler.audit(), scheduler.snapshot())
+        except DAMAGE as error:
+            raise InvalidSnapshot(str(error) or type(error).__name__) from error
+        if replica_generation is not None:
+            scheduler.config = replace(scheduler.config, replica_generation=replica_generation)
+            scheduler.fleet.exchange.generation = replica_generation
+        return scheduler
+
+    cdef int _resume(self, SnapshotReader reader) except -1:
+        """Take over the state of another scheduler with this configuration; this one is new."""
+        if reader.profile != self.profile:
+            self._adopt(reader.profile, self.policies.build(reader.profile), [])
+        reader.fill(self.lifecycle)
+        self.now_ns = self.fleet.ledger.now_ns
+        return 0
 
     def audit(self):
         """Recompute every total from live requests; returns the differences as text: none, ever. O(live requests)."""

@@ -31,9 +31,11 @@ class SchedulerStats:
     rejected: by reason name, only reasons that occurred. unknown_class_names: arrivals whose class name named nothing.
     index_blocks: blocks that engines told the KV index of, counted once per rank and tier that holds them.
     retried: requests put back after a failed dispatch, each time.
-    deferred_requests: of the waiting ones, those that an admission policy holds back. refreshing_requests: those that wait
-        for the answer to RefreshOverlap; they have left their class.
+    deferred_requests: of the waiting ones, those that an admission policy holds back.
+    refreshing_requests: those that wait for the answer to RefreshOverlap; they have left their class.
     over_cap_ranks: ranks whose bookings exceed their caps, by growth or because caps were lowered.
+    peers: other replicas that have been heard of and are not lost. peer_bookings: theirs that count here. What peers
+        run is in no other number of these but over_cap_ranks.
     """
 
     arrived: int
@@ -54,4 +56,6 @@ class SchedulerStats:
     retried: int
     deferred_requests: int
     refreshing_requests: int
+    peers: int
+    peer_bookings: int
     classes: tuple[ClassStats, ...]

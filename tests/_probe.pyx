@@ -3,7 +3,8 @@
 A door converts and does nothing else: NO_SLOT becomes None, C rows become tuples.
 """
 from libc.stdlib cimport free, malloc
-from kvcore._heap cimport heap_free, heap_init, heap_push, heap_remove, heap_reserve, heap_t, key_less, key_t
+from kvcore._heap cimport (
+    heap_before, heap_free, heap_init, heap_push, heap_remove, heap_reserve, heap_t, key_less, key_t)
 from kvcore._keys cimport fill_key, order_named
 from kvcore._requests cimport STATE_EVICTED, STATE_WAITING, TIMER_DEADLINE, TIMER_LOOK, RequestTable, request_t
 from kvcore._slots cimport SlotTable
@@ -100,6 +101,10 @@ cdef class Heap:
         if self.heap.size == 0:
             return None
         return tuple_of(&self.heap.nodes[0].key), self.heap.nodes[0].item
+
+    def before(self, tuple key, int32_t most):
+        cdef key_t row = key_of(key)
+        return heap_before(&self.heap, &row, most)
 
     def nodes(self):
         """(key, item, position on record) of every node, in heap order."""

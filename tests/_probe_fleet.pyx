@@ -1,14 +1,15 @@
-"""Doors for tests to compiled internals: fleet, backlog.
+"""Doors for tests to compiled internals: fleet, backlog, what a drain asks of both.
 
 Never shipped. A door converts and does nothing else: NO_SLOT becomes None, C rows become tuples.
 """
 from cpython cimport array
 from kvcore._backlog cimport Backlog
 from kvcore._fleet cimport Fleet
+from kvcore._lanes cimport ClassQueue
 from kvcore._ledger_audit cimport ledger_faults
-from kvcore._placement cimport Placement
 from kvcore._endings cimport Endings
 from kvcore._inspect cimport Inspector
+from kvcore._placement cimport Placement, runs_now
 from kvcore._policies cimport Policies
 from kvcore._requests cimport RequestTable
 from kvcore._types cimport NEVER_NS, NO_SLOT, NS_END, int32_t, int64_t, ns_t, slot_t, uint32_t, uint64_t
@@ -34,7 +35,7 @@ cdef class Room:
 
     def __cinit__(self, config, workers):
         self.requests = RequestTable(False)
-        self.fleet = Fleet(config, [])
+        self.fleet = Fleet(config, [], self.requests)
         pairs = [None] * len(config.effective_profile().classes)
         self.placement = Placement(self.fleet, self.requests, config, pairs)
         self.backlog = Backlog(config, self.requests, self.fleet, self.placement)
@@ -83,13 +84,73 @@ cdef class Room:
         return sorted(self.fleet.workers._ghosts)
 
 
+cdef class Hall:
+    """What a drain looks at: backlog, and workers of one rank each. All classes have thresholds. Pops book nothing."""
+
+    cdef RequestTable requests
+    cdef Fleet fleet
+    cdef Placement placement
+    cdef Backlog backlog
+
+    def __cinit__(self, config, workers):
+        thresholds = [(item.prefill_busy_threshold, item.prefill_busy_threshold_frac)
+                      for item in config.effective_profile().classes]
+        distinct = list(dict.fromkeys(thresholds))
+        self.requests = RequestTable(False)
+        self.fleet = Fleet(config, distinct, self.requests)
+        self.placement = Placement(self.fleet, self.requests, config, [distinct.index(pair) for pair in thresholds])
+        self.backlog = Backlog(config, self.requests, self.fleet, self.placement)
+        for worker_id in workers:
+            self.fleet.upsert(WorkerConfig(worker_id), 0)
+        self.fleet.forget_changes()
+
+    def book(self, worker_id, str name, int64_t prefill):
+        """Slot of a booking."""
+        cdef slot_t slot = self.requests.open(Request(name, prefill), 0, 16)
+        self.fleet.ledger.book(slot, self.fleet.workers.find_rank(worker_id, 0), prefill, NULL, 0, 0, 0)
+        return slot
+
+    def complete_prefill(self, slot_t slot, bint noted=True):
+        """noted False: the ledger knows, and nobody is told."""
+        if noted:
+            self.fleet.complete_prefill(slot)
+        else:
+            self.fleet.ledger.complete_prefill(slot)
+
+    def store(self, Request request):
+        cdef slot_t slot = self.requests.open(request, 0, 16)
+        self.backlog.classify(slot, request)
+        self.backlog.store(slot)
+
+    def hint(self, ranks):
+        self.fleet.hint(ranks)
+
+    def recheck(self):
+        self.backlog.recheck()
+
+    def pop(self):
+        """Name of the request that is served next, or None."""
+        cdef slot_t slot = self.backlog.queue.pop(runs_now, <void*>self.placement)
+        return None if slot == NO_SLOT else self.requests.ids.id_of(slot)
+
+    def changes(self):
+        """(ranks remembered, whether everything is to be judged again)."""
+        return self.fleet.changes, bool(self.fleet.recheck_all)
+
+    def asked(self):
+        """(classes looked at, heads tested) so far."""
+        cdef slot_t i
+        return self.backlog.queue.visits, sum(
+            [(<ClassQueue>self.backlog.queue.queue(i)).tests for i in range(self.backlog.queue.count)])
+
+
 cdef class Ships:
     """Fleet. Ranks are named (worker_id, dp_rank); bookings have no path."""
 
     cdef Fleet fleet
 
     def __cinit__(self, list thresholds, **config):
-        self.fleet = Fleet(SchedulerConfig(**config), thresholds)
+        self.fleet = Fleet(SchedulerConfig(**config), thresholds, RequestTable(False))
 
     def rank(self, worker_id, uint32_t dp_rank=0):
         return or_none(self.fleet.workers.find_rank(worker_id, dp_rank))

@@ -22,16 +22,23 @@ from checkers_load import (
 )
 from checkers_overtaking import overtaking_is_bounded
 from checkers_shares import shares_are_bounded
-from history import LIMITS, Fleet, fleets, may_wait
+from history import LIMITS, Fleet, LastAttempts, fleets, may_wait
 from history_moments import moments
 from recording import Run
 
 from kvcore.actions import Dispatch, Evict, EvictReason, Ignored, Park
+from kvcore.config import IndexMode, SchedulerConfig
 from kvcore.events import (
+    AdmissionReleased,
+    ContextAdvanced,
     DispatchAccepted,
     DispatchFailed,
     Drained,
     OutputBlockAdded,
+    OverlapRefreshed,
+    PeerBooked,
+    PeerSynced,
+    PolicyReplaced,
     PrefillCompleted,
     RequestArrived,
     RequestFinished,
@@ -42,33 +49,47 @@ from kvcore.policy import PolicyProfile
 
 
 def dispatches_follow_arrivals(run: Run) -> list[str]:
-    """Every dispatch has an arrival of its own, and attempts count 1, 2, 3, ..."""
+    """Every dispatch has an arrival or a retry of its own, none comes after a drain; attempts count 1, 2, 3, ..."""
     faults = []
-    arrived, dispatched, attempts = Counter(), Counter(), 0
+    asked, dispatched, attempts, drained = Counter(), Counter(), 0, False
+    last, retried = LastAttempts(), set()
     for number, (events, actions) in enumerate(run.steps):
-        arrived.update(event.request.request_id for event in events if isinstance(event, RequestArrived))
+        asked.update(event.request.request_id for event in events if isinstance(event, RequestArrived))
+        own = {(action.request_id, action.attempt) for action in actions if isinstance(action, Dispatch)}
+        again = {(event.request_id, event.attempt) for event in events if isinstance(event, DispatchFailed)
+                 and event.retry and (last.may_return(event) or (event.request_id, event.attempt) in own)} - retried
+        asked.update(request_id for request_id, _ in again)
+        retried |= again
+        last.note(actions)
         for action in actions:
             if isinstance(action, Dispatch):
                 attempts += 1
                 dispatched[action.request_id] += 1
-                if dispatched[action.request_id] > arrived[action.request_id]:
-                    faults.append(f"step {number}: {action} without arrival")
+                if dispatched[action.request_id] > asked[action.request_id]:
+                    faults.append(f"step {number}: {action} without arrival or retry")
                 if action.attempt != attempts:
                     faults.append(f"step {number}: {action} should be attempt {attempts}")
+                if drained:
+                    faults.append(f"step {number}: {action} after a drain")
+        drained = drained or any(isinstance(event, Drained) for event in events)
     return faults
 
 
 def releases_once(run: Run) -> list[str]:
-    """A booking is released once: one eviction at most, one end, one completed prefill, nothing before its dispatch."""
+    """A booking is released once: one eviction at most, one end, one acceptance, one completed prefill; none before it.
+
+    A dispatch that failed has ended, whatever becomes of its request.
+    """
     faults = []
     dispatched, evicted = set(), set()
-    applied: dict[type, Counter] = {PrefillCompleted: Counter(), RequestFinished: Counter()}
+    once = {PrefillCompleted: "prefill", RequestFinished: "end", DispatchFailed: "end", DispatchAccepted: "acceptance"}
+    applied: dict[str, Counter] = {what: Counter() for what in once.values()}
     for number, (events, actions) in enumerate(run.steps):
         facts, ignored = defaultdict(list), Counter()
-        finished = {name for name, count in applied[RequestFinished].items() if count}
+        finished = {name for name, count in applied["end"].items() if count}
         for event in events:
-            if isinstance(event, (PrefillCompleted, OutputBlockAdded, RequestFinished)):
-                facts[event.request_id, event.attempt].append(type(event))
+            if isinstance(event, (*once, OutputBlockAdded)):
+                facts[event.request_id, event.attempt].append(once.get(type(event)))
         for action in actions:
             name = (action.request_id, getattr(action, "attempt", 0))
             if isinstance(action, Dispatch):
@@ -80,21 +101,24 @@ def releases_once(run: Run) -> list[str]:
                     faults.append(f"step {number}: {action} of a booking that is not held")
                 evicted.add(name)
         for name, kinds in facts.items():
-            if len(set(kinds)) == 1 and kinds[0] in applied:
+            if len(set(kinds)) == 1 and kinds[0] is not None:
                 count = len(kinds) - ignored[name]
                 applied[kinds[0]][name] += count
                 if count and (name not in dispatched or applied[kinds[0]][name] > 1):
-                    faults.append(f"step {number}: {kinds[0].__name__} of {name} taken though not held")
+                    faults.append(f"step {number}: {kinds[0]} of {name} taken though not held")
     return faults
 
 
 def evictions_are_justified(run: Run) -> list[str]:
-    """An Evict has a lost rank behind it, or a booking_ttl_ns without progress."""
+    """An Evict has a lost rank behind it, a booking_ttl_ns without progress, or the end of a drain."""
     faults = []
     held: dict[int, tuple[Dispatch, int]] = {}
-    ttl_ns = run.config.booking_ttl_ns
+    ttl_ns, drain_ns = run.config.booking_ttl_ns, None
     for number, ((events, actions), seen) in enumerate(zip(run.steps, fleets(run), strict=True)):
         ignored = {(a.request_id, a.attempt) for a in actions if isinstance(a, Ignored)}
+        drains = [drain_ns, *(event.deadline_ns for event in events if isinstance(event, Drained))]
+        drained = any(end_ns is not None and end_ns <= events[-1].now_ns for end_ns in drains)
+        drain_ns = None if drains[-1] is None or drains[-1] <= events[-1].now_ns else drains[-1]
         for action in actions:
             if isinstance(action, Evict) and action.attempt in held:
                 dispatch, progress_ns = held.pop(action.attempt)
@@ -106,10 +130,12 @@ def evictions_are_justified(run: Run) -> list[str]:
                 overdue = ttl_ns is not None and progress_ns + ttl_ns <= events[-1].now_ns
                 if action.reason is EvictReason.BOOKING_EXPIRED and not overdue:
                     faults.append(f"step {number}: {action} too early")
+                if action.reason is EvictReason.DRAIN_DEADLINE and not drained:
+                    faults.append(f"step {number}: {action} but no drain has come to its end")
             elif isinstance(action, Dispatch):
                 held[action.attempt] = (action, events[0].now_ns)
         for event in events:
-            if isinstance(event, (PrefillCompleted, OutputBlockAdded)) and event.attempt in held:
+            if isinstance(event, (DispatchAccepted, PrefillCompleted, OutputBlockAdded)) and event.attempt in held:
                 dispatch, progress_ns = held[event.attempt]
                 if dispatch.request_id == event.request_id and (event.request_id, event.attempt) not in ignored:
                     held[event.attempt] = (dispatch, max(progress_ns, event.now_ns))
@@ -127,12 +153,18 @@ def lost(rank: tuple[int, int], events, seen: list[Fleet]) -> bool:
 
 
 def parks_once(run: Run) -> list[str]:
-    """Parks stand last, at most one for a request and batch, for arrivals of this batch, in classes that may wait."""
+    """Parks stand last, one for a request and batch at most, in classes that may wait; none once it drains.
+
+    They are about arrivals of this batch, and about requests that it has put back.
+    """
     faults = []
     profile = run.config.effective_profile()
     classes = profile.classes
+    drained = False
     for number, (events, actions) in enumerate(run.steps):
+        drained = drained or any(isinstance(event, Drained) for event in events)
         arrived = {event.request.request_id for event in events if isinstance(event, RequestArrived)}
+        arrived |= {event.request_id for event in events if isinstance(event, DispatchFailed) and event.retry}
         parks = [action for action in actions if isinstance(action, Park)]
         if tuple(parks) != actions[len(actions) - len(parks):]:
             faults.append(f"step {number}: Parks do not stand last")
@@ -142,6 +174,8 @@ def parks_once(run: Run) -> list[str]:
         for park in parks:
             if not 0 <= park.class_index < len(classes) or not may_wait(classes[park.class_index], profile):
                 faults.append(f"step {number}: {park} in a class that never waits")
+            if drained:
+                faults.append(f"step {number}: {park} while the scheduler drains")
     return faults
 
 
@@ -195,19 +229,23 @@ def class_of(profile: PolicyProfile, name: str | None, uncached: int) -> int:
 
 
 def limits_hold(run: Run) -> list[str]:
-    """Whoever is parked found room: without the last one, what waits was below the bound."""
+    """Whoever comes and is parked found room: without the last one, what waits was below the bound.
+
+    Whoever is put back is not asked, but counts for those that come later.
+    """
     faults = []
     classes = run.config.effective_profile().classes
     parked: dict[int, str] = {}
     seen = list(fleets(run))
     for moment in moments(run):
-        if isinstance(moment.action, Park):
+        if isinstance(moment.action, Park) and moment.action.request_id not in moment.again:
             parked[moment.action.class_index] = moment.action.request_id
         if moment.action is not None:
             continue
         most = max(1, *(len(fleet.workers) for fleet in seen[moment.step]))
         for class_index, last in parked.items():
-            others = [x for name, (index, x) in moment.waiting.items() if index == class_index and name != last]
+            others = [x for name, (index, x) in moment.waiting.items()
+                      if index == class_index and name not in (last, *moment.again)]
             item = classes[class_index]
             known = [x for x in others if x is not None]
             usage = (len(others), sum(x.request.prompt_tokens for x in known),
@@ -234,11 +272,20 @@ CHECKERS = {
 
 
 #: Facts that no checker can read yet: what comes after one of them is left to the oracle.
-UNREAD = (DispatchAccepted, DispatchFailed, Drained)
+UNREAD = (ContextAdvanced, AdmissionReleased, OverlapRefreshed, PolicyReplaced, PeerBooked, PeerSynced)
+
+
+def waits_for_room_only(config: SchedulerConfig) -> bool:
+    """Whether nothing but a lack of room keeps a request waiting: no policy, no question, no worker that is away."""
+    asks = config.index is IndexMode.OFF and config.refresh_after_ns is not None
+    admits = any(item.admission is not None for item in config.effective_profile().classes)
+    return not (asks or admits or config.pin_grace_ns or config.empty_fleet_wait_ns)
 
 
 def readable(run: Run) -> Run:
-    """The run up to the first batch with a fact that checkers cannot read."""
+    """The run up to the first batch with a fact that checkers cannot read; nothing of it where they know no reasons."""
+    if not waits_for_room_only(run.config):
+        return Run(run.config)
     steps = takewhile(lambda step: not any(isinstance(event, UNREAD) for event in step[0]), run.steps)
     return Run(run.config, list(steps))
 

@@ -35,7 +35,9 @@ OVERLOADED = (R.PINNED_WORKER_OVERLOADED, R.ALL_ELIGIBLE_OVERLOADED)
 
 
 def deadlines_hold(run: Run) -> list[str]:
-    """Nothing is dispatched at or after its deadline, nothing waits past it, nor past a look that finds overload."""
+    """Nothing is dispatched at or after its deadline; nothing waits past it, past a look that finds overload, or in a
+    drain.
+    """
     faults = []
     passed = list(stretches(run))
     for moment in moments(run):
@@ -49,6 +51,8 @@ def deadlines_hold(run: Run) -> list[str]:
                 faults.append(f"step {moment.step}: {moment.action} at {at_ns}, deadline {deadline_ns}")
         elif moment.action is None:
             for request_id, (class_index, arrival) in moment.waiting.items():
+                if moment.drains:
+                    faults.append(f"step {moment.step}: {request_id} waits while the scheduler drains")
                 if arrival is None:
                     continue
                 deadline_ns = arrival.request.deadline_ns
@@ -71,7 +75,7 @@ def is_looked_at(config: SchedulerConfig, class_index: int, arrival: Arrival) ->
 def looks(config: SchedulerConfig, arrival: Arrival, passed: list[Stretch]) -> Iterator[Stretch]:
     """The stretches in which a request that waits is looked at: every overload_wait_ns after its arrival."""
     for stretch in passed:
-        after_ns = max(stretch.after_ns, arrival.now_ns)
+        after_ns = max(stretch.after_ns, arrival.since_ns)
         number = (after_ns - arrival.now_ns) // config.overload_wait_ns + 1
         if arrival.now_ns + number * config.overload_wait_ns <= stretch.until_ns:
             yield stretch
@@ -136,7 +140,8 @@ def refusals_are_justified(run: Run) -> list[str]:
         if moment.subject is None or action is None or not is_end(action):
             continue
         then = [*seen[moment.step], *(stretch.fleet for stretch in passed[moment.step])]
-        if action.class_index >= 0 and decides_once(run.config, moment.events):
+        put_back = action.request_id in moment.again      # or refused, at the time of its failure
+        if action.class_index >= 0 and decides_once(run.config, moment.events) and not put_back:
             then = seen[moment.step][-1:]
         if not is_true(run.config, action, moment, then, passed[moment.step]):
             faults.append(f"step {moment.step}: {action} is not justified")
@@ -165,6 +170,10 @@ def is_true(config: SchedulerConfig, action: Reject, moment: Moment, then: list[
         return pin is not None and allowed is not None and pin.worker_id not in allowed
     if action.reason is R.WOULD_QUEUE:
         return request.do_not_queue
+    if action.reason is R.SHUTTING_DOWN:
+        return moment.drains
+    if action.reason is R.RETRIES_EXHAUSTED:
+        return action.request_id in moment.again and moment.tried >= config.attempts_max
     return any(blames(config, action, moment.subject, fleet) for fleet in then)
 
 

@@ -65,7 +65,7 @@ def idle(world: World, item: PolicyClass, entries: dict[str, Arrival | None]) ->
     heads = []
     for lane in lanes(entries):
         head = min(lane, key=lambda name: lane[name].key(item))
-        oldest = min(lane, key=lambda name: lane[name].order) if item.max_overtake_tokens is not None else head
+        oldest = min(lane, key=lambda name: lane[name].age) if item.max_overtake_tokens is not None else head
         if all(world.can_run(item, lane[name].request) for name in (head, oldest)):
             heads.append(head)
     return heads

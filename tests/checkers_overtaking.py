@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from checkers_shares import is_service
-from history import costs_its_prompt, is_end
+from history import LastAttempts, costs_its_prompt, is_end
 from recording import Run
 
 from kvcore.actions import AnyAction, Park
@@ -37,10 +37,12 @@ def detours(run: Run) -> Iterator[tuple[int, AnyAction, int, int]]:
     """(step, action, class_index, overtaken) for each pop, overtaken being the most that anyone older has now.
 
     Decided in classes with one lane and requests that any rank may take: a lane from which something is popped is not
-    blocked, so the promise holds for all who wait in it. Costs must be known (no caches).
+    blocked, so the promise holds for all who wait in it. Costs must be known (no caches). Whoever is put back is the
+    youngest, has been overtaken by nobody, and costs nothing.
     """
     judged = judged_classes(run)
     waiting: dict[str, Waiting] = {}
+    attempts = LastAttempts()
     for number, (events, actions) in enumerate(run.steps):
         kept = {a.request_id: a.class_index for a in actions if is_service(a, run.config) or isinstance(a, Park)}
         for event in events:
@@ -49,6 +51,9 @@ def detours(run: Run) -> Iterator[tuple[int, AnyAction, int, int]]:
             elif isinstance(event, RequestArrived) and kept.get(event.request.request_id, -1) in judged:
                 name = event.request.request_id
                 waiting[name] = Waiting(kept[name], event.request.prompt_tokens)
+            elif attempts.may_return(event) and kept.get(event.request_id, -1) in judged:
+                waiting.setdefault(event.request_id, Waiting(kept[event.request_id], 0))
+        attempts.note(actions)
         for action in actions:
             if is_service(action, run.config) and action.request_id in waiting:
                 yield number, action, action.class_index, serve(waiting, action.request_id)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fractions import Fraction
 from itertools import combinations
 
-from history import LIMITS, costs_its_prompt, is_end, is_strict, queues
+from history import LIMITS, LastAttempts, costs_its_prompt, is_end, is_strict, queues
 from recording import Run
 
 from kvcore.actions import AnyAction, Dispatch, Park, Reject, RejectReason
@@ -24,6 +24,7 @@ def shares_are_bounded(run: Run) -> list[str]:
     if not can_be_judged(run):
         return []
     books = Books([item.quantum for item in run.config.effective_profile().classes])
+    attempts = LastAttempts()
     faults = []
     for number, (events, actions) in enumerate(run.steps):
         served = [action for action in actions if is_service(action, run.config)]
@@ -33,6 +34,9 @@ def shares_are_bounded(run: Run) -> list[str]:
         for event in events:
             if isinstance(event, RequestArrived) and event.request.request_id in kept:
                 books.store(kept[event.request.request_id], event.request.request_id, event.request.prompt_tokens)
+            elif attempts.may_return(event) and event.request_id in kept:
+                books.store(kept[event.request_id], event.request_id, 0)    # it has been charged before
+        attempts.note(actions)
         books.open_spans()
         for action in served:
             if books.serve(action.class_index, action.request_id):

@@ -18,7 +18,7 @@ from recording import Run
 
 from kvcore.actions import AnyAction, Dispatch, Park, Reject, RejectReason
 from kvcore.config import IndexMode, SchedulerConfig
-from kvcore.events import AnyEvent, WorkerRemoved, WorkerStatusChanged, WorkerUpserted
+from kvcore.events import AnyEvent, DispatchFailed, WorkerRemoved, WorkerStatusChanged, WorkerUpserted
 from kvcore.policy import Capacity, PolicyClass, PolicyProfile, QueuePolicy
 from kvcore.request import Rank, Request, WorkerConfig
 
@@ -33,13 +33,16 @@ LIMITS = (
 class Arrival:
     """One RequestArrived: its request, its time, its place among all arrivals, what the caches held of it then.
 
-    cached_tokens: None where the record does not tell.
+    cached_tokens: None where the record does not tell. since_ns: since when it waits: its arrival, or when it was put
+    back. age: the (step, event) of that.
     """
 
     request: Request
     now_ns: int
     order: int
     cached_tokens: int | None
+    since_ns: int
+    age: tuple[int, int]
 
     @property
     def lane(self):
@@ -71,6 +74,17 @@ def was_let_in(action: AnyAction) -> bool:
 def is_end(action: AnyAction) -> bool:
     """A Reject that ends the request which bears this id; DUPLICATE_ID ends only its newest arrival."""
     return isinstance(action, Reject) and action.reason is not RejectReason.DUPLICATE_ID
+
+
+class LastAttempts(dict[str, int]):
+    """The last attempt of each request, and so the only one that can still fail."""
+
+    def note(self, actions: tuple[AnyAction, ...]) -> None:
+        self.update({action.request_id: action.attempt for action in actions if isinstance(action, Dispatch)})
+
+    def may_return(self, event: AnyEvent) -> bool:
+        """Whether a fact may put a request back into its queue."""
+        return isinstance(event, DispatchFailed) and event.retry and self.get(event.request_id) == event.attempt
 
 
 def is_strict(profile: PolicyProfile) -> bool:

@@ -24,6 +24,9 @@ from kvcore.actions import AnyAction, Dispatch, Evict, EvictReason
 from kvcore.config import OnOverload, PrefillDecay, Role, SchedulerConfig
 from kvcore.events import (
     AnyEvent,
+    DispatchAccepted,
+    DispatchFailed,
+    Drained,
     LoadReported,
     Outcome,
     OutputBlockAdded,
@@ -42,12 +45,16 @@ INT64_TOP = 2**63 - 1
 
 @dataclass
 class Held:
-    """A booking that is held. request: None where the record does not tell. progress_ns: its last sign of life."""
+    """A booking that is held. request: None where the record does not tell. progress_ns: its last sign of life.
+
+    accepted: there has been one since its dispatch, so that its worker has taken it.
+    """
 
     dispatch: Dispatch
     booking: Booking
     request: Request | None
     progress_ns: int
+    accepted: bool = False
 
     @property
     def rank(self) -> RankName:
@@ -59,7 +66,7 @@ class World:
     """Workers, their caches and their load. blurred: ranks whose blocks in use are not all known.
 
     sharp: whether the dispatches of the present batch come after all its facts. evictions: what the facts of the
-    present batch make of bookings, by attempt.
+    present batch make of bookings, by attempt. drain_ns: when those that still run are evicted, or None.
     """
 
     config: SchedulerConfig
@@ -68,6 +75,7 @@ class World:
     held: dict[int, Held] = field(default_factory=dict)
     blurred: set[RankName] = field(default_factory=set)
     evictions: dict[int, EvictReason] = field(default_factory=dict)
+    drain_ns: int | None = None
     sharp: bool = True
     known: bool = True
 
@@ -109,19 +117,37 @@ class World:
         for load in self.loads.values():
             if load.report is not None and load.report.end_ns is not None and load.report.end_ns <= now_ns:
                 load.report.foreign, load.report.end_ns = (0, 0, 0), None
+        if self.drain_ns is not None and self.drain_ns <= now_ns:
+            self._expire(self.drain_ns)
+            self._drain_is_over(self.drain_ns)
+        self._expire(now_ns)
+
+    def _expire(self, now_ns: int) -> None:
+        """Bookings that have made no progress for booking_ttl_ns."""
         ttl_ns = self.config.booking_ttl_ns
-        ends = [(held.progress_ns + ttl_ns, attempt) for attempt, held in self.held.items()
-                if ttl_ns is not None]
+        ends = [(held.progress_ns + ttl_ns, attempt) for attempt, held in self.held.items() if ttl_ns is not None]
         for end_ns, attempt in sorted(end for end in ends if end[0] <= now_ns):
-            self._release(attempt, end_ns)
-            self.evictions[attempt] = EvictReason.BOOKING_EXPIRED
+            self._evict(attempt, end_ns, EvictReason.BOOKING_EXPIRED)
+
+    def _drain_is_over(self, now_ns: int) -> None:
+        self.drain_ns = None
+        for attempt in sorted(self.held):
+            self._evict(attempt, now_ns, EvictReason.DRAIN_DEADLINE)
+
+    def _evict(self, attempt: int, now_ns: int, reason: EvictReason) -> None:
+        self._release(attempt, now_ns)
+        self.evictions[attempt] = reason
 
     def _apply(self, event: AnyEvent, before: dict[RankName, int]) -> None:
         if isinstance(event, (WorkerUpserted, WorkerRemoved)):
             self._fleet_changed(before)
         elif isinstance(event, LoadReported):
             self._reported(event)
-        elif isinstance(event, (PrefillCompleted, OutputBlockAdded, RequestFinished)):
+        elif isinstance(event, Drained):
+            self.drain_ns = event.deadline_ns
+            if event.deadline_ns <= event.now_ns:
+                self._drain_is_over(event.now_ns)
+        elif isinstance(event, (DispatchAccepted, DispatchFailed, PrefillCompleted, OutputBlockAdded, RequestFinished)):
             held = self.held.get(event.attempt)
             if held is not None and held.dispatch.request_id == event.request_id:
                 self._progress(held, event)
@@ -158,12 +184,21 @@ class World:
         load = self.loads[held.rank]
         if isinstance(event, RequestFinished):
             self._end(event.attempt, event.outcome is Outcome.COMPLETED)
+        elif isinstance(event, DispatchFailed):
+            self._release(event.attempt, event.now_ns)
+        elif isinstance(event, DispatchAccepted):
+            if not held.accepted:
+                self._alive(held, event.now_ns)
         elif isinstance(event, OutputBlockAdded):
             load.add_output(held.booking, event.decay_fraction)
-            held.progress_ns = event.now_ns
+            self._alive(held, event.now_ns)
         elif not held.booking.prefill_done:
             load.complete_prefill(held.booking, event.now_ns, self._rate(held.rank))
-            held.progress_ns = event.now_ns
+            self._alive(held, event.now_ns)
+
+    @staticmethod
+    def _alive(held: Held, now_ns: int) -> None:
+        held.progress_ns, held.accepted = now_ns, True
 
     def _end(self, attempt: int, completed: bool) -> None:
         held = self.held[attempt]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 
 from oracle import Oracle
+from policies import ADMISSION
 
 from kvcore.errors import InvalidEvent
 from kvcore.journal import JournalWriter
@@ -20,7 +21,7 @@ def save_failure(config, batches, make_oracle=Oracle) -> None:
     path = os.environ.get(VARIABLE)
     if not path:
         return
-    oracle = make_oracle(config)
+    oracle = make_oracle(config, ADMISSION)
     with open(path, "w", encoding="ascii", newline="") as stream, JournalWriter(stream, config) as journal:
         for events in batches:
             try:

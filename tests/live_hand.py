@@ -38,13 +38,14 @@ class Hand:
     config: fields of SchedulerConfig, or `whole`, all of it. tap: instead of the one that fills `steps`.
     """
 
-    def __init__(self, *workers: int, ask=None, admission=None, tap=None, now=0, whole=None, **config):
+    def __init__(self, *workers: int, ask=None, admission=None, tap=None, now=0, whole=None, publish=None, **config):
         self.now = now
         self.wakes = self.places = 0
         self.steps = []
         core = Scheduler(whole or SchedulerConfig(**{"block_size": 4, **config}), admission=admission)
         self.owner = Desk(
-            core, lambda: self.now, tap or self._tap, wake=self._wake, took=self._took, ask=ask)
+            core, lambda: self.now, tap or self._tap, wake=self._wake, took=self._took, ask=ask,
+            tell_peers=publish)
         self.core, self.live, self.told = core, self.owner.live, self.owner.told
         for worker_id in workers:
             self.submit(lambda now_ns, worker_id=worker_id: WorkerUpserted(now_ns, WorkerConfig(worker_id)))

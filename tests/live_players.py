@@ -144,7 +144,7 @@ class TrioPlayer:
         raise AssertionError(f"{step}: {state_of(self.leases[step[1]])}")
 
 
-def through_trio(steps, tap) -> None:
+def through_trio(steps, tap, publish) -> None:
     """The steps alone, with a clock in hand."""
     clock = ClockInHand()
 
@@ -152,7 +152,8 @@ def through_trio(steps, tap) -> None:
         return refreshed(request_id, block_hashes)
 
     async def main():
-        opened = trio_driver.open_scheduler(CONFIG, admission=ADMISSION, tap=tap, clock=clock, refresh=refresh)
+        opened = trio_driver.open_scheduler(
+            CONFIG, admission=ADMISSION, tap=tap, clock=clock, refresh=refresh, publish=publish)
         async with opened as router, trio.open_nursery() as nursery:
             async def settle():
                 await trio.testing.wait_all_tasks_blocked()
@@ -226,14 +227,15 @@ def refresh_later(request_id, block_hashes):
     return answer
 
 
-def through_threads(steps, tap) -> None:
+def through_threads(steps, tap, publish) -> None:
     """The steps alone, with a clock in hand."""
     clock = ClockInHand()
 
     def sleep(ns):
         clock.now += ns
 
-    opened = threads.open_scheduler(CONFIG, admission=ADMISSION, tap=tap, clock=clock, refresh=refresh_later)
+    opened = threads.open_scheduler(
+        CONFIG, admission=ADMISSION, tap=tap, clock=clock, refresh=refresh_later, publish=publish)
     with opened as router, ThreadPoolExecutor(1) as pool:
         # From another thread than the one that has opened it: any may call.
         pool.submit(ThreadPlayer(router, sleep, router.stats).play, steps).result(300)

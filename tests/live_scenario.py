@@ -27,6 +27,11 @@ from kvcore.events import (
     BlocksRemoved,
     BlocksStored,
     LoadReported,
+    PeerBooked,
+    PeerLost,
+    PeerPrefillCompleted,
+    PeerReleased,
+    PeerSynced,
     PolicyReplaced,
     RequestCancelled,
     WorkerRemoved,
@@ -71,7 +76,7 @@ def policy(quantum: int) -> PolicyProfile:
 ADMISSION = {"door": lambda parameters: Door()}
 CONFIG = SchedulerConfig(
     block_size=4, profile=policy(100), booking_ttl_ns=60 * S, attempts_max=3, index=IndexMode.OFF,
-    refresh_after_ns=5 * S, refresh_timeout_ns=20 * S)
+    refresh_after_ns=5 * S, refresh_timeout_ns=20 * S, replica="here")
 
 
 def refreshed(request_id: str, block_hashes: tuple[int, ...]) -> Overlap:
@@ -111,6 +116,7 @@ MIDDLE = [
     ("admit", "w", {"block_hashes": (1, 2, 3), **ON_100}), ("expect", "w", "waits"),
     ("admit", "g", ON_100), ("expect", "g", "waits"), ("gone", "g"),
     ("admit", "x", ON_100), ("expect", "x", "waits"), ("fact", RequestCancelled, "x"), ("expect", "x", "withdrawn"),
+    ("fact", RequestCancelled, "x"),
     ("pass", 10 * S),
     # Its turn comes, with a question to the outside index; then everything of a run.
     ("tell", "a", "prefill_done", {}), ("expect", "w", "runs"), ("leave", "a", True),
@@ -133,6 +139,9 @@ MIDDLE = [
     ("fact", WorkerRemoved, 102), ("expect", "e", "evicted"), ("leave", "e", False),
     ("admit", "s", ON_103), ("expect", "s", "runs"), ("pass", 60 * S), ("expect", "s", "evicted"),
     ("tell", "s", "failed", {"retry": True}), ("expect", "s", "runs"), ("again", "s"), ("leave", "s", True),
+    # Another replica, as far as it is heard of.
+    ("fact", PeerBooked, "there", 1, 1, 101, 0, 1, (), 3, 12), ("fact", PeerPrefillCompleted, "there", 1, 1),
+    ("fact", PeerReleased, "there", 1, 1), ("fact", PeerSynced, "there", 1, 5), ("fact", PeerLost, "there", 1),
     ("hint", (Rank(100), Rank(103))), ("hint", None), ("recheck",),
     ("fact", PolicyReplaced, policy(200)),
 ]

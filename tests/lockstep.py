@@ -8,6 +8,7 @@ import math
 from journals import save_failure
 from oracle import Oracle
 from oracle_state import ClassStats, Stats
+from policies import logged
 from recording import as_code
 from strategies import Plan
 from strategies_letters import Resolver
@@ -15,7 +16,7 @@ from strategies_letters import Resolver
 from kvcore.errors import InvalidEvent
 
 LOAD_FIELDS = ("worker_id", "dp_rank", "requests", "prefill_tokens", "active_blocks", "held_blocks", "state",
-               "reported_prefill_tokens", "reported_blocks", "reported_requests")
+               "reported_prefill_tokens", "reported_blocks", "reported_requests", "peer_requests")
 POTENTIAL_FIELDS = ("worker_id", "dp_rank", "requests", "prefill_tokens", "decode_blocks", "cached_tokens", "eligible")
 SCALARS = [item.name for item in dataclasses.fields(Stats) if item.name != "classes"]
 CLASS_SCALARS = [item.name for item in dataclasses.fields(ClassStats)]
@@ -29,7 +30,8 @@ class Difference(AssertionError):
 
 def play(plan: Plan, make_scheduler, make_oracle=Oracle) -> None:
     """Play one plan on both; raises Difference at the first one."""
-    scheduler, oracle = make_scheduler(plan.config), make_oracle(plan.config)
+    calls, wanted_calls = [], []
+    scheduler, oracle = make_scheduler(plan.config, logged(calls)), make_oracle(plan.config, logged(wanted_calls))
     resolver = Resolver(plan, oracle)
     batches = []
     for number, events in enumerate(resolver.batches()):
@@ -37,6 +39,9 @@ def play(plan: Plan, make_scheduler, make_oracle=Oracle) -> None:
         before = scheduler.digest()
         told, expected = answer(scheduler, events), answer(oracle, events)
         compare("actions", told, expected, plan, batches)
+        compare("calls of policies", calls, wanted_calls, plan, batches)
+        calls.clear()
+        wanted_calls.clear()
         if told and isinstance(told[0], str):
             compare("digest after a refused batch", scheduler.digest(), before, plan, batches)
         for what, seen, wanted in views(scheduler, oracle):

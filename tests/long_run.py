@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from lockstep import answer, compare, look, views
 from oracle import Oracle
+from policies import ADMISSION
 from strategies import LETTER_BYTES, Plan, plans
 from strategies_letters import Resolver
 
@@ -63,7 +64,7 @@ class Letters:
 def play(plan: Plan, chance: random.Random, tally: Tally, wanted: int) -> None:
     """One configuration, until its rounds or the wanted number of events are over."""
     plan = replace(plan, batches=Letters(plan, chance))
-    scheduler, oracle = Scheduler(plan.config), Oracle(plan.config)
+    scheduler, oracle = Scheduler(plan.config, ADMISSION), Oracle(plan.config, ADMISSION)
     resolver = Resolver(plan, oracle)
     tally.configurations += 1
     recent: list = []

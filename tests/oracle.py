@@ -1,10 +1,13 @@
 """The oracle: the whole scheduler once more in plain, slow, obvious Python, written from the design, not from the core.
 
-It owns the order of things inside a step: advance time, apply, settle, park; and what becomes of a request. Its parts:
-time in oracle_time, second attempts and the end in oracle_retry, facts of workers in oracle_fleet, classes and limits
-in oracle_limits, who may be used and what it costs in oracle_capacity. Below them: queues in oracle_queue, load in
-oracle_ledger, caches in oracle_index, the numbers of a choice in oracle_cost, refused events in oracle_validate, the
-rest of what it remembers in oracle_state. It imports values only, and `Scheduler` never.
+It owns the door, the order of things inside a step (advance time, apply, settle, park) and how a request ends. Its
+parts: time in oracle_time, arrivals in oracle_arrival, who goes next in oracle_settle, policies that hold requests back
+in oracle_admission, questions about caches in oracle_refresh, waiting for ranks that are lost in oracle_grace, second
+attempts and the end in oracle_retry, another policy in oracle_reload, facts of workers in oracle_fleet, facts of what
+runs in oracle_run, other replicas in oracle_peers, classes and limits in oracle_limits, who may be used and what it
+costs in oracle_capacity. Below them: queues in oracle_queue, load in oracle_ledger, caches in oracle_index, the numbers
+of a choice in oracle_cost, refused events in oracle_validate, the rest of what it remembers in oracle_state. It imports
+values only, and `Scheduler` never.
 """
 
 from __future__ import annotations
@@ -12,31 +15,45 @@ from __future__ import annotations
 import copy
 import pickle
 from collections import deque
+from collections.abc import Mapping
 
+from oracle_admission import Admission
+from oracle_arrival import Arrivals
 from oracle_capacity import Decisions, RankName
 from oracle_fleet import FleetFacts
+from oracle_grace import Graces
 from oracle_index import RankCache
-from oracle_ledger import RankLoad, WyRand, ceil_div, sequence_hashes
+from oracle_ledger import RankLoad, WyRand
 from oracle_limits import Limits
-from oracle_queue import Entry, PolicyQueue, sort_key
+from oracle_peers import PEER_EVENTS, Peer, Peers
+from oracle_queue import PolicyQueue
+from oracle_refresh import Refreshes
+from oracle_reload import Reloads
 from oracle_retry import Retries
+from oracle_run import Runs
+from oracle_settle import Settling
 from oracle_state import ClassStats, Live, Stats, Worker
 from oracle_time import Time
 from oracle_validate import check_batch
 
-from kvcore.actions import Dispatch, Evict, EvictReason, Ignored, Park, Reject, RejectReason
+from kvcore.actions import Ignored, Park, ParkReason, Reject, RejectReason
+from kvcore.admission import Factory
 from kvcore.config import SchedulerConfig
+from kvcore.errors import AdmissionError
 from kvcore.events import (
+    AdmissionReleased,
     BlocksCleared,
     BlocksRemoved,
     BlocksStored,
     CapacityHinted,
+    ContextAdvanced,
     DispatchAccepted,
     DispatchFailed,
     Drained,
     LoadReported,
-    Outcome,
     OutputBlockAdded,
+    OverlapRefreshed,
+    PolicyReplaced,
     PrefillCompleted,
     RequestArrived,
     RequestCancelled,
@@ -46,16 +63,19 @@ from kvcore.events import (
     WorkerStatusChanged,
     WorkerUpserted,
 )
+from kvcore.policy import PolicyProfile
 from kvcore.request import Request
 
-R = RejectReason
+PARKED = {"waiting": ParkReason.QUEUED, "deferred": ParkReason.DEFERRED}
 
 
-class Oracle(Time, Retries, FleetFacts, Limits, Decisions):
+class Oracle(Time, Arrivals, Settling, Admission, Refreshes, Graces, Retries, Reloads, Runs, FleetFacts, Peers,
+             Limits, Decisions):
     """Same events, same actions as the core; see DESIGN 3 for the contract of `step`."""
 
-    def __init__(self, config: SchedulerConfig | None = None) -> None:
+    def __init__(self, config: SchedulerConfig | None = None, admission: Mapping[str, Factory] | None = None) -> None:
         self.config = config if config is not None else SchedulerConfig()
+        self.given = dict(admission or {})
         self.profile = self.config.effective_profile()
         classes = self.profile.classes
         self.queue = PolicyQueue([item.quantum for item in classes], self.profile.arbitration,
@@ -63,11 +83,15 @@ class Oracle(Time, Retries, FleetFacts, Limits, Decisions):
         self.workers: dict[int, Worker] = {}
         self.loads_by_rank: dict[RankName, RankLoad] = {}
         self.index: dict[RankName, RankCache] = {}
+        self.lost_ns: dict[RankName, int] = {}
+        self.empty_since_ns: int | None = 0     # None: there are ranks
         self.live: dict[str, Live] = {}
+        self.peers: dict[str, Peer] = {}
         self.generator = WyRand(self.config.seed)
         self.now_ns = 0
         self.next_seq = 0
         self.next_attempt = 1
+        self.next_ticket = 1
         self.recent = [deque(maxlen=32) for _ in self.profile.classes]
         self.counts = Stats()
         self.class_counts = [ClassStats(item.name) for item in self.profile.classes]
@@ -75,6 +99,9 @@ class Oracle(Time, Retries, FleetFacts, Limits, Decisions):
         self.queued: set[Live] = set()          # by this batch, anew or again
         self.draining = False
         self.drain_ns: int | None = None        # when those that still run are evicted; None: not, or not again
+        self.hosts = self._new_hosts(self.profile)
+        self.calls: deque = deque()             # what policies have not been told yet
+        self.poisoned = False
 
     # The door.
 
@@ -82,14 +109,25 @@ class Oracle(Time, Retries, FleetFacts, Limits, Decisions):
         return self.step_many((event,))
 
     def step_many(self, events):
-        check_batch(events, self.now_ns, self.config.block_size)
+        if self.poisoned:
+            raise RuntimeError("an admission policy has failed: this oracle cannot be trusted any more")
+        check_batch(events, self.now_ns, self.config.block_size, self._can_build)
         if not events:
             return ()
+        try:
+            return self._step(events)
+        except AdmissionError:
+            self.poisoned = True
+            raise
+
+    def _step(self, events):
         for event in events:
             self._advance(event.now_ns)
             self._apply(event)
+            self._deliver_all()
         self._settle()
-        self.actions += [Park(x.request.request_id, x.class_index) for x in self._waiting() if x in self.queued]
+        self.actions += [Park(x.request.request_id, x.class_index, PARKED[x.state])
+                         for x in self._in("waiting", "deferred") if x in self.queued]
         answers, self.actions = tuple(self.actions), []
         self.queued.clear()
         return answers
@@ -98,7 +136,11 @@ class Oracle(Time, Retries, FleetFacts, Limits, Decisions):
         """What an arrival of this request at the last seen time would be answered."""
         twin = pickle.loads(pickle.dumps(self))
         answers = twin.step(RequestArrived(self.now_ns, request))
-        return next(a for a in answers if a.request_id == request.request_id)
+        return next(a for a in answers if getattr(a, "request_id", None) == request.request_id)
+
+    def _can_build(self, profile: PolicyProfile) -> bool:
+        """Whether all admission policies of a profile can be made."""
+        return self._fault_of_hosts(self.config.in_force(profile)) is None
 
     def _check_request(self, request: Request) -> None:
         check_batch((RequestArrived(self.now_ns, request),), self.now_ns, self.config.block_size)
@@ -107,16 +149,23 @@ class Oracle(Time, Retries, FleetFacts, Limits, Decisions):
         stats = copy.copy(self.counts)
         stats.rejected = dict(self.counts.rejected)
         stats.live_requests = len(self.live)
-        stats.waiting_requests = len(self._waiting())
-        stats.running_requests = len([x for x in self.live.values() if x.state == "running"])
+        stats.waiting_requests = len(self._in("waiting", "deferred"))
+        stats.deferred_requests = len(self._in("deferred"))
+        stats.refreshing_requests = len(self._in("refreshing"))
+        stats.running_requests = len(self._in("running"))
         stats.workers = len(self.workers)
         stats.ranks = len(self.loads_by_rank)
         stats.index_blocks = sum(len(names) for cache in self.index.values() for names in cache.told.values())
+        stats.peers = len([peer for peer in self.peers.values() if not peer.lost])
+        stats.peer_bookings = sum(len(peer.live) for peer in self.peers.values())
         stats.over_cap_ranks = len([rank for rank in self.loads_by_rank if self._is_over_cap(rank)])
         stats.classes = tuple(self._class_stats(index) for index in range(len(self.profile.classes)))
         return stats
 
     def _apply(self, event) -> None:
+        if isinstance(event, PEER_EVENTS):
+            self._heard(event)
+            return
         match event:
             case RequestArrived():
                 self._arrived(event.request)
@@ -128,177 +177,59 @@ class Oracle(Time, Retries, FleetFacts, Limits, Decisions):
                 self._failed(event)
             case PrefillCompleted() | OutputBlockAdded():
                 self._progressed(event)
+            case ContextAdvanced():
+                self._context_advanced(event)
+            case AdmissionReleased():
+                self._admission_released(event)
+            case OverlapRefreshed():
+                self._refreshed(event)
             case RequestFinished():
-                live = self._holder(event, "running", "evicted")
-                if live is not None:
-                    self._end(live, event.outcome)
-            case WorkerUpserted():
-                self._upserted(event)
-            case WorkerRemoved():
-                self._removed(event)
-            case WorkerStatusChanged():
-                self._status_changed(event)
+                self._finished(event)
+            case WorkerUpserted() | WorkerRemoved() | WorkerStatusChanged():
+                self._fleet_changed(event)
             case LoadReported():
                 self._load_reported(event)
             case BlocksStored() | BlocksRemoved() | BlocksCleared():
                 self._blocks_changed(event)
             case CapacityHinted() | TimerFired():
                 pass  # every verdict is found anew in every drain: there is nothing to look at again
+            case PolicyReplaced():
+                self._policy_replaced(event)
             case Drained():
                 self._drained(event)
 
-    # Requests before they run.
+    def _fleet_changed(self, event) -> None:
+        usable = self._usable_ranks()
+        match event:
+            case WorkerUpserted():
+                self._upserted(event)
+            case WorkerRemoved():
+                self._removed(event)
+            case WorkerStatusChanged():
+                self._status_changed(event)
+        self._note_losses(usable)
 
-    def _arrived(self, request: Request) -> None:
-        self.counts.arrived += 1
-        reason = self._refusal_at_arrival(request)
-        if reason is not None:
-            self._reject(request, reason)
-            return
-        cached = self._snapshot(request)
-        class_index = self._class_of(request, cached)
-        self.counts.unknown_class_names += not self._knows(request.policy_class)
-        if self._over_limit(request, class_index) is not None:
-            self._settle()
-            over = self._over_limit(request, class_index)
-            if over is not None:
-                self._reject(request, over[0], class_index, *over[1:])
-                return
-        self._store(request, class_index, cached, max(1, request.prompt_tokens - cached))
+    # What becomes of requests.
 
-    def _refusal_at_arrival(self, request: Request) -> RejectReason | None:
-        if request.request_id in self.live:
-            return R.DUPLICATE_ID
-        if self.draining:
-            return R.SHUTTING_DOWN
-        if request.deadline_ns is not None and request.deadline_ns <= self.now_ns:
-            return R.DEADLINE_EXPIRED
-        pin, allowed = request.pinned, request.allowed_workers
-        if pin is not None and allowed is not None and pin.worker_id not in allowed:
-            return R.PINNED_WORKER_NOT_ALLOWED
-        return self._refusal_of_fleet(request)
-
-    def _store(self, request: Request, class_index: int, cached: int, cost: int) -> None:
-        seq = self.next_seq
-        self.next_seq += 1
-        key = sort_key(self.profile.classes[class_index].queue_policy, request.strict_priority, request.priority_jump,
-                       self.now_ns, request.deadline_ns, cost, seq)
-        entry = Entry(key, cost, request.pinned)
-        live = Live(request, class_index, seq, self.now_ns, cached, entry)
-        may_wait = not request.do_not_queue and not self._never_queues(class_index)
-        live.look_ns = self._first_look_ns(class_index, may_wait)
-        entry.payload = live
-        self.live[request.request_id] = live
-        self._enqueue(live)
-
-    def _enqueue(self, live: Live) -> None:
-        self.queue.push(live.class_index, live.entry)
-        self.queued.add(live)
-
-    def _cancelled(self, event: RequestCancelled) -> None:
-        live = self.live.get(event.request_id)
-        if live is None:
-            self._ignore(event.request_id, 0)
-        elif live.state == "waiting":
-            self._unqueue(live)
-            self.counts.aborted += 1
-        else:
-            self._end(live, Outcome.ABORTED)
-
-    # Requests that run.
-
-    def _progressed(self, event) -> None:
-        live = self._holder(event, "running")
-        if live is None:
-            return
-        load = self.loads_by_rank[live.rank]
-        if isinstance(event, OutputBlockAdded):
-            load.add_output(live.booking, event.decay_fraction)
-        elif live.booking.prefill_done:
-            self._ignore(event.request_id, event.attempt)
-            return
-        else:
-            load.complete_prefill(live.booking, self.now_ns, self._rate(live.rank))
-        live.accepted, live.progress_ns = True, self.now_ns
-
-    def _holder(self, event, *states: str) -> Live | None:
-        """The request that this fact is about, if it is in one of these states under exactly this attempt."""
-        live = self.live.get(event.request_id)
-        if live is not None and live.state in states and live.attempt == event.attempt:
-            return live
-        self._ignore(event.request_id, event.attempt)
-        return None
-
-    def _evict(self, live: Live, reason: EvictReason) -> None:
-        """The booking is gone; the request stays until the driver answers or a second booking_ttl_ns has passed."""
-        self._release(live, completed=False)
-        live.state, live.progress_ns = "evicted", self.now_ns
-        self.counts.evicted += 1
-        self.actions.append(Evict(live.request.request_id, live.attempt, live.rank[0], reason))
-
-    def _release(self, live: Live, completed: bool) -> None:
-        self.loads_by_rank[live.rank].release(live.booking, self.now_ns, self._rate(live.rank), completed)
-        live.booking = None
-
-    def _end(self, live: Live, outcome: Outcome) -> None:
-        if live.state == "running":
-            self._release(live, outcome == Outcome.COMPLETED)
-            self._use_blocks(live)
-        del self.live[live.request.request_id]
-        if outcome == Outcome.COMPLETED:
-            self.counts.completed += 1
-        else:
-            self.counts.aborted += 1
-
-    # Decisions.
-
-    def _settle(self) -> None:
-        while True:
-            while (entry := self.queue.pop(self._can_run)) is not None:
-                self._place(entry.payload)
-            leftover = [x for x in self._waiting() if x.request.do_not_queue or self._never_queues(x.class_index)]
-            if not leftover:
-                return
-            self._unqueue(leftover[0])
-            self._reject(leftover[0].request, *self._would_queue(leftover[0]))
-
-    def _place(self, live: Live) -> None:
-        request = live.request
-        ranks = self._candidates(request, self.profile.classes[live.class_index])
-        if not ranks:
-            reason = self._refusal_of_fleet(request) or self._refusal_without_candidates(request)
-            del self.live[request.request_id]
-            self._reject(request, reason, live.class_index)
-            return
-        rank = self._select(request, ranks)
-        found = self._found(request, rank)
-        load = self.loads_by_rank[rank]
-        names = sequence_hashes(request, self.config.block_size)
-        cached = min(found.cached, request.prompt_tokens)
-        prefill = request.prompt_tokens - cached if request.track_prefill else 0
-        private = ceil_div(request.prompt_tokens, self.config.block_size) - len(names)
-        potential = load.active_blocks + len(names) - self._depth(request, rank) + private
-        live.state, live.attempt, live.rank = "running", self.next_attempt, rank
-        live.accepted, live.progress_ns = False, self.now_ns
-        live.dispatches += 1
-        live.booking = load.book(prefill, names, private, self._reserve(request), self.now_ns)
-        self._use_blocks(live)
-        self.next_attempt += 1
-        if live.dispatches == 1:
-            self.recent[live.class_index].append((self.now_ns, live.entry.cost))
-        self.counts.dispatched += 1
-        self.class_counts[live.class_index].dispatched += 1
-        self.class_counts[live.class_index].dispatched_cost_tokens += live.entry.cost
-        self.actions.append(Dispatch(
-            request.request_id, live.attempt, *rank, live.class_index, cached, int(found.device), prefill, potential,
-            self.now_ns - live.arrival_ns))
+    def _in(self, *states: str) -> list[Live]:
+        """Live requests in one of these states, by seq."""
+        return sorted((x for x in self.live.values() if x.state in states), key=lambda x: x.seq)
 
     def _waiting(self) -> list[Live]:
-        return sorted((x for x in self.live.values() if x.state == "waiting"), key=lambda x: x.seq)
+        """Those that are ready."""
+        return self._in("waiting")
 
     def _unqueue(self, live: Live) -> None:
-        self.queue.remove(live.entry)
+        """It leaves before it runs, from wherever it waits; nothing is charged."""
+        if live.state == "waiting":
+            self.queue.remove(live.entry)
         del self.live[live.request.request_id]
+
+    def _turn_away(self, live: Live, reason: RejectReason) -> None:
+        """A live request that does not run ends with a Reject."""
+        self._unqueue(live)
+        self._reject(live.request, reason, live.class_index)
+        self._tell(live, "aborted")
 
     def _reject(self, request: Request, reason: RejectReason, class_index: int = -1, current: int = 0, limit: int = 0,
                 retry_after_ns: int | None = None) -> None:

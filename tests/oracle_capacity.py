@@ -74,14 +74,15 @@ class Decisions:
     def loads(self) -> list[tuple[int, ...]]:
         """By rank: (worker_id, dp_rank, requests, prefill_tokens, active_blocks, held_blocks, state, reported ...).
 
-        Own load now; the last report: prefill_tokens, blocks, requests, -1 where there is none.
+        Own load and that of peers now; the last report: prefill_tokens, blocks, requests, -1 where there is none; how
+        many of the requests are peers'.
         """
         rows = []
         for rank, load in sorted(self.loads_by_rank.items()):
             report = load.report
             told = (-1, -1, -1) if report is None else (report.prefill_tokens, report.blocks, report.requests)
             rows.append((*rank, load.requests, self._own_tokens(rank), load.active_blocks, load.held_blocks,
-                         int(self._state(rank)), *told))
+                         int(self._state(rank)), *told, self._peer_requests(rank)))
         return rows
 
     # Who may be used, and is there room.
@@ -150,7 +151,10 @@ class Decisions:
 
     def _can_run(self, entry) -> bool:
         """The dispatch test of a head; what would fail for good passes too, so that it is answered."""
-        item, request = self.profile.classes[entry.class_index], entry.payload.request
+        live, request = entry.payload, entry.payload.request
+        item = self.profile.classes[live.class_index]
+        if self._is_grace(request, live.arrival_ns):
+            return False
         if not queues(item, self.profile.capacity):
             return True
         ranks = self._eligible(request)

@@ -52,6 +52,7 @@ class FleetFacts:
         lost = [x for x in self.live.values() if x.state == "running" and x.rank in ranks]
         for live in sorted(lost, key=lambda x: x.attempt):
             self._evict(live, EvictReason.WORKER_REMOVED)
+        self._strand(ranks)
         for rank in ranks:
             del self.loads_by_rank[rank]
             del self.index[rank]

@@ -63,7 +63,8 @@ class Limits:
                 (R.QUEUE_FULL_CACHED_TOKENS, item.cached_token_queue_limit_per_worker))
 
     def _waiting_in(self, class_index: int) -> list[Live]:
-        return [entry.payload for entry in self.queue.classes[class_index].entries]
+        """Ready and deferred ones."""
+        return [x for x in self._in("waiting", "deferred") if x.class_index == class_index]
 
     def _usage(self, class_index: int) -> tuple[int, int, int]:
         """Waiting requests, their raw and their cached tokens."""
@@ -95,9 +96,8 @@ class Limits:
         excess = ceil_div(self._queued_cost(class_index) * (current - limit + 1), current)
         return min(max(ceil_div(excess * span_ns, served), RETRY_MIN_NS), RETRY_MAX_NS)
 
-    def _would_queue(self, live: Live) -> tuple:
-        """What is said to a request that is left over and may not wait: (reason, class, current, limit, retry)."""
-        index = live.class_index
+    def _would_queue(self, index: int) -> tuple:
+        """What is said to a request of a class that may not wait: (reason, class, current, limit, retry)."""
         for (reason, bound), current in zip(self._bounds(index), self._usage(index), strict=True):
             if bound == 0:
                 return reason, index, current, 0, self._retry_after_ns(index, current, 0)

@@ -106,8 +106,26 @@ class PolicyQueue:
         self.classes = [ClassQueue(quantum, bound) for quantum, bound in zip(quanta, bounds, strict=True)]
         self.arbitration = arbitration
         self.cursor = 0
-        self.paid = False          # exact: whether the class under the cursor has had the quantum of this visit
+        self.open = False          # exact: whether the class under the cursor has been served in this visit
+        self.paid = False          # whether the quantum of this visit has been granted
         self.carry = None          # reference: class that may spend what it kept before the ring goes on
+
+    @property
+    def place(self) -> tuple[int, str]:
+        """The class under the cursor and its visit as DESIGN D5 has them: none, unpaid or paid."""
+        if self.arbitration is Arbitration.EXACT:
+            cursor, is_open = self.cursor, self.open
+        else:
+            is_open = self.carry is not None
+            cursor = self.carry if is_open else self.cursor
+        return cursor, ("paid" if self.paid else "unpaid") if is_open else "none"
+
+    @place.setter
+    def place(self, place: tuple[int, str]) -> None:
+        self.cursor, visit = place
+        self.open, self.paid, self.carry = visit != "none", visit == "paid", None
+        if self.arbitration is Arbitration.REFERENCE and self.open:
+            self.carry, self.cursor = self.cursor, (self.cursor + 1) % len(self.classes)
 
     def push(self, class_index: int, entry: Entry) -> None:
         entry.class_index = class_index
@@ -119,6 +137,8 @@ class PolicyQueue:
         queue.remove(entry)
         if not queue.entries:
             queue.deficit = 0
+            if self.carry == entry.class_index:
+                self.carry = None
             if self.arbitration is Arbitration.EXACT and self.cursor == entry.class_index:
                 self._go_on()
 
@@ -130,24 +150,25 @@ class PolicyQueue:
 
     def _go_on(self) -> None:
         self.cursor = (self.cursor + 1) % len(self.classes)
-        self.paid = False
+        self.open = self.paid = False
 
     def _pop_exact(self, can_run: CanRun) -> Entry | None:
         heads: dict[int, Entry | None] = {}
-        start = self.cursor, self.paid
+        start = self.cursor, self.open, self.paid
         for _ in range(TURNS_MAX):
             queue = self.classes[self.cursor]
             if self.cursor not in heads:
                 heads[self.cursor] = queue.candidate(can_run)
             head = heads[self.cursor]
             if len(heads) == len(self.classes) and not any(heads.values()):
-                self.cursor, self.paid = start
+                self.cursor, self.open, self.paid = start
                 return None
             if head is not None:
                 if head.cost > queue.deficit and not self.paid:
                     queue.deficit += queue.quantum
                     self.paid = True
                 if head.cost <= queue.deficit:
+                    self.open = True
                     queue.deficit -= head.cost
                     queue.serve(head)
                     self.remove(head)
@@ -170,7 +191,8 @@ class PolicyQueue:
             if head is None:
                 continue
             heads[index] = head
-            if head.cost > queue.deficit:
+            self.paid = head.cost > queue.deficit
+            if self.paid:
                 queue.deficit += queue.quantum
             if head.cost <= queue.deficit:
                 return self._take_reference(head)

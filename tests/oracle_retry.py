@@ -1,6 +1,7 @@
 """The oracle's second attempts and its end: dispatches that are accepted or fail, and draining (DESIGN 3.1, D11).
 
-A part of `Oracle`. A request that is put back has its old place in its class and costs nothing any more.
+A part of `Oracle`. A request that is put back has its old place in its class and costs nothing any more. What holds
+for those that come back from a worker holds for those that no rank has taken after a refresh.
 """
 
 from __future__ import annotations
@@ -8,22 +9,13 @@ from __future__ import annotations
 from oracle_state import Live
 
 from kvcore.actions import EvictReason, RejectReason
-from kvcore.events import DispatchAccepted, DispatchFailed, Drained
+from kvcore.events import DispatchFailed, Drained
 
 R = RejectReason
 
 
 class Retries:
     """The part of Oracle that knows what happens after a dispatch that comes to nothing, and at the end."""
-
-    def _accepted(self, event: DispatchAccepted) -> None:
-        live = self._holder(event, "running")
-        if live is None:
-            return
-        if live.accepted:
-            self._ignore(event.request_id, event.attempt)
-            return
-        live.accepted, live.progress_ns = True, self.now_ns
 
     def _failed(self, event: DispatchFailed) -> None:
         live = self._holder(event, "running", "evicted")
@@ -40,6 +32,7 @@ class Retries:
             self._reject(live.request, reason, live.class_index)
         else:
             self.counts.aborted += 1
+        self._tell(live, "aborted")
 
     def _refusal_of_retry(self, live: Live) -> RejectReason | None:
         if live.dispatches >= self.config.attempts_max:
@@ -48,22 +41,21 @@ class Retries:
             return R.SHUTTING_DOWN
         if live.request.deadline_ns is not None and live.request.deadline_ns <= self.now_ns:
             return R.DEADLINE_EXPIRED
-        return self._refusal_of_fleet(live.request)
+        return self._refusal(live.request, live.arrival_ns)
 
     def _put_back(self, live: Live) -> None:
-        """It waits with its old key and seq, has been overtaken by nobody, and is looked at when its turn comes."""
-        live.state, live.entry.cost, live.entry.overtaken = "waiting", 0, 0
-        if live.look_ns is not None:
-            looks = (self.now_ns - live.arrival_ns) // self.config.overload_wait_ns + 1
-            live.look_ns = live.arrival_ns + looks * self.config.overload_wait_ns
-        self._enqueue(live)
+        self._back_to_class(live)
         self.counts.retried += 1
+
+    def _back_to_class(self, live: Live) -> None:
+        """It waits with its old key and seq, has been overtaken by nobody, and is looked at when its turn comes."""
+        live.entry.cost, live.entry.overtaken = 0, 0
+        self._enqueue(live)
 
     def _drained(self, event: Drained) -> None:
         self.draining, self.drain_ns = True, event.deadline_ns
-        for live in self._waiting():
-            self._unqueue(live)
-            self._reject(live.request, R.SHUTTING_DOWN, live.class_index)
+        for live in self._in("waiting", "deferred", "refreshing"):
+            self._turn_away(live, R.SHUTTING_DOWN)
         if event.deadline_ns <= self.now_ns:
             self._drain_is_over()
 

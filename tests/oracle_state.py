@@ -8,14 +8,29 @@ from enum import IntEnum
 from oracle_ledger import Booking
 from oracle_queue import Entry
 
+from kvcore.admission import AdmissionPolicy
+from kvcore.policy import AdmissionSpec
 from kvcore.request import Request, WorkerConfig
 
 
 @dataclass(eq=False)
-class Live:
-    """A live request. state: waiting, running or evicted.
+class Host:
+    """An admission policy at work, and the class that it is the policy of."""
 
-    look_ns: when it is next looked at for overload, or None. dispatches: so far. accepted: the last one, by its worker.
+    class_name: str
+    spec: AdmissionSpec
+    policy: AdmissionPolicy
+
+
+@dataclass(eq=False)
+class Live:
+    """A live request. state: waiting, deferred, refreshing, running or evicted.
+
+    may_wait: whether it may be left over at the end of a step. look_ns: when it is next looked at for overload, or
+    None. grace_ns: when a grace in which it waits ends, or None. dispatches: so far. accepted: the last one, by its
+    worker. host: the policy that manages it, or None; told_dispatched: whether that has heard of a dispatch;
+    context_tokens: the most that has been said, or None. age_ns: when somebody outside last knew of its caches, or
+    when it came. ticket: of the last question; refresh_end_ns: until when an answer to that is waited for.
     """
 
     request: Request
@@ -29,9 +44,17 @@ class Live:
     rank: tuple[int, int] | None = None
     booking: Booking | None = None
     progress_ns: int = 0
+    may_wait: bool = True
     look_ns: int | None = None
+    grace_ns: int | None = None
     dispatches: int = 0
     accepted: bool = False
+    host: Host | None = None
+    told_dispatched: bool = False
+    context_tokens: int | None = None
+    age_ns: int = 0
+    ticket: int = 0
+    refresh_end_ns: int = 0
 
 
 @dataclass
@@ -69,6 +92,10 @@ class Stats:
     index_blocks: int = 0
     over_cap_ranks: int = 0
     retried: int = 0
+    deferred_requests: int = 0
+    refreshing_requests: int = 0
+    peers: int = 0
+    peer_bookings: int = 0
     classes: tuple[ClassStats, ...] = ()
 
 

@@ -10,12 +10,12 @@ from oracle_ledger import ceil_div
 from oracle_state import Live, RankState
 
 from kvcore.actions import EvictReason, RejectReason
-from kvcore.config import IndexMode, OnOverload
+from kvcore.config import IndexMode
 from kvcore.events import Outcome
 
 NS_END = 2**62  # no event can carry this time, nor a later one
 PREDICT_TTL_NS = 120 * 10**9
-LEASE, CROSSING, REPORT, DEADLINE, FLEET_WAIT, BOOKING, DRAIN = range(7)
+LEASE, CROSSING, REPORT, DEADLINE, REFRESH, GRACE, LOOK, BOOKING, POLICY, DRAIN = range(10)
 
 
 class Time:
@@ -38,27 +38,40 @@ class Time:
             if load.report is not None and load.report.end_ns is not None:
                 dues.append((load.report.end_ns, REPORT, rank, load.report))
         for live in self.live.values():
-            if live.state != "waiting":
-                if self.config.booking_ttl_ns is not None:
-                    dues.append((live.progress_ns + self.config.booking_ttl_ns, BOOKING, live.attempt, live))
-                continue
-            if live.request.deadline_ns is not None:
-                dues.append((live.request.deadline_ns, DEADLINE, live.seq, live))
-            if live.look_ns is not None:
-                dues.append((live.look_ns, FLEET_WAIT, live.seq, live))
+            dues += self._dues_of(live)
+        for index, host in enumerate(self.hosts):
+            due_ns = None if host is None else self._timer_of(host)
+            if due_ns is not None:
+                dues.append((max(due_ns, self.now_ns), POLICY, index, host))
         if self.drain_ns is not None:
             dues.append((self.drain_ns, DRAIN, 0, None))
         return dues
 
+    def _dues_of(self, live: Live) -> list[tuple]:
+        if live.state in ("running", "evicted"):
+            ttl_ns = self.config.booking_ttl_ns
+            return [] if ttl_ns is None else [(live.progress_ns + ttl_ns, BOOKING, live.attempt, live)]
+        dues = []
+        if live.request.deadline_ns is not None:
+            dues.append((live.request.deadline_ns, DEADLINE, live.seq, live))
+        if live.state == "refreshing":
+            dues.append((live.refresh_end_ns, REFRESH, live.seq, live))
+        if live.state == "waiting" and live.grace_ns is not None:
+            dues.append((live.grace_ns, GRACE, live.seq, live))
+        if live.state == "waiting" and live.look_ns is not None:
+            dues.append((live.look_ns, LOOK, live.seq, live))
+        return dues
+
     def _advance(self, now_ns: int) -> None:
-        """Time goes on, from one due thing to the next."""
+        """Time goes on, from one due thing to the next; a policy may be late, time never goes back for it."""
         while True:
             dues = [due for due in self._dues() if due[0] <= min(now_ns, NS_END - 1)]
             if not dues:
                 break
             due_ns, kind, _, what = min(dues, key=lambda due: due[:3])
-            self.now_ns = due_ns
+            self.now_ns = max(self.now_ns, due_ns)
             self._fall_due(kind, what, now_ns)
+            self._deliver()
         self.now_ns = now_ns
 
     def _fall_due(self, kind: int, what, until_ns: int) -> None:
@@ -68,10 +81,15 @@ class Time:
         elif kind == REPORT:
             what.foreign, what.end_ns = (0, 0, 0), None
         elif kind == DEADLINE:
-            self._unqueue(what)
-            self._reject(what.request, RejectReason.DEADLINE_EXPIRED, what.class_index)
-        elif kind == FLEET_WAIT:
+            self._turn_away(what, RejectReason.DEADLINE_EXPIRED)
+        elif kind == REFRESH:
+            self._go_on(what)
+        elif kind == GRACE:
+            self._grace_is_over(what)
+        elif kind == LOOK:
             self._look_for_overload(what, until_ns)
+        elif kind == POLICY:
+            self._policy_is_due(what)
         elif kind == DRAIN:
             self._drain_is_over()
         elif what.state == "running":
@@ -83,22 +101,15 @@ class Time:
         """A request that waits for overload to end has waited long enough once all its ranks are found overloaded."""
         states = {self._state(rank) for rank in self._eligible(live.request)}
         if states == {RankState.OVERLOADED}:
-            self._unqueue(live)
             pinned = live.request.pinned is not None
-            reason = RejectReason.PINNED_WORKER_OVERLOADED if pinned else RejectReason.ALL_ELIGIBLE_OVERLOADED
-            self._reject(live.request, reason, live.class_index)
+            overloaded = RejectReason.PINNED_WORKER_OVERLOADED if pinned else RejectReason.ALL_ELIGIBLE_OVERLOADED
+            self._turn_away(live, overloaded)
             return
         # Nobody's state changes before the next lease ends: the looks until then would find the same.
         ends = [due_ns for due_ns, kind, *_ in self._dues() if kind == LEASE]
         idle_until_ns = min([until_ns + 1, *ends])
         period_ns = self.config.overload_wait_ns
         live.look_ns += period_ns * max(1, ceil_div(idle_until_ns - live.look_ns, period_ns))
-
-    def _first_look_ns(self, class_index: int, may_wait: bool) -> int | None:
-        """When a request that is stored now is first looked at for overload."""
-        if self.config.on_overload is OnOverload.REJECT or not may_wait or not self._queues(class_index):
-            return None
-        return self.now_ns + self.config.overload_wait_ns
 
     def _crossings(self) -> list[int]:
         """Times at which a rank that is busy for a class will be so no longer, if nothing else happens."""

@@ -8,16 +8,25 @@ from itertools import pairwise
 
 from kvcore.errors import InvalidEvent
 from kvcore.events import (
+    AdmissionReleased,
     BlocksCleared,
     BlocksRemoved,
     BlocksStored,
     CapacityHinted,
+    ContextAdvanced,
     DispatchAccepted,
     DispatchFailed,
     Drained,
     LoadReported,
     Outcome,
     OutputBlockAdded,
+    OverlapRefreshed,
+    PeerBooked,
+    PeerLost,
+    PeerPrefillCompleted,
+    PeerReleased,
+    PeerSynced,
+    PolicyReplaced,
     PrefillCompleted,
     RequestArrived,
     RequestCancelled,
@@ -28,6 +37,8 @@ from kvcore.events import (
     WorkerStatusChanged,
     WorkerUpserted,
 )
+from kvcore.policy import PolicyProfile
+from kvcore.replica import FactKind, PeerFact
 from kvcore.request import Overlap, Rank, Request, SelectionWeights, WorkerConfig
 
 NS_END = 2**62
@@ -35,18 +46,23 @@ TOKENS_MAX = 2**53
 BLOCKS_MAX = 2**31 - 1
 DP_SIZE_MAX = 65_536
 U64_END = 2**64
-ATTEMPT_FACTS = (DispatchAccepted, DispatchFailed, PrefillCompleted, OutputBlockAdded, RequestFinished)
+ATTEMPT_FACTS = (DispatchAccepted, DispatchFailed, PrefillCompleted, OutputBlockAdded, ContextAdvanced,
+                 RequestFinished)
+NAMED = (RequestCancelled, AdmissionReleased, OverlapRefreshed, *ATTEMPT_FACTS)
+PEER_FACTS = (PeerBooked, PeerPrefillCompleted, PeerReleased, PeerLost, PeerSynced)
 BLOCK_FACTS = (BlocksStored, BlocksRemoved, BlocksCleared)
-KNOWN = (RequestArrived, RequestCancelled, WorkerUpserted, WorkerRemoved, WorkerStatusChanged, LoadReported,
-         CapacityHinted, Drained, TimerFired, *ATTEMPT_FACTS, *BLOCK_FACTS)
+KNOWN = (RequestArrived, WorkerUpserted, WorkerRemoved, WorkerStatusChanged, LoadReported, CapacityHinted,
+         PolicyReplaced, Drained, TimerFired, *NAMED, *BLOCK_FACTS, *PEER_FACTS)
 #: Weights that are shares of a block.
 SHARES = ("host_cache_hit_weight", "disk_cache_hit_weight", "shared_cache_multiplier")
 
 
-def check_batch(events, last_ns: int, block_size: int) -> None:
-    """Raise InvalidEvent for the first event that breaks the contract."""
+def check_batch(events, last_ns: int, block_size: int, can_build=lambda profile: True) -> None:
+    """Raise InvalidEvent for the first event that breaks the contract. can_build: of a profile's admission policies."""
     for index, event in enumerate(events):
         fault = fault_of(event, last_ns, block_size)
+        if fault is None and isinstance(event, PolicyReplaced) and not can_build(event.profile):
+            fault = "admission"
         if fault is not None:
             raise InvalidEvent(index, fault)
         last_ns = event.now_ns
@@ -60,19 +76,24 @@ def fault_of(event, last_ns: int, block_size: int) -> str | None:
         return "now_ns"
     if isinstance(event, RequestArrived):
         return "request" if event.request is None else fault_of_request(event.request, block_size)
-    if isinstance(event, (RequestCancelled, *ATTEMPT_FACTS)) and not is_name(event.request_id):
+    if isinstance(event, NAMED) and not is_name(event.request_id):
         return "request_id"
     if isinstance(event, ATTEMPT_FACTS) and event.attempt < 1:
         return "attempt"
     if isinstance(event, OutputBlockAdded) and not is_fraction(event.decay_fraction):
         return "decay_fraction"
-    if isinstance(event, RequestFinished):
-        if not isinstance(event.outcome, Outcome):
-            return "outcome"
-        if event.context_tokens is not None and not is_int(event.context_tokens, 0, TOKENS_MAX):
-            return "context_tokens"
+    if isinstance(event, RequestFinished) and not isinstance(event.outcome, Outcome):
+        return "outcome"
+    if isinstance(event, (RequestFinished, ContextAdvanced)) and not is_context(event):
+        return "context_tokens"
+    if isinstance(event, OverlapRefreshed):
+        return fault_of_answer(event)
+    if isinstance(event, PolicyReplaced):
+        return None if isinstance(event.profile, PolicyProfile) else "profile"
     if isinstance(event, WorkerUpserted):
         return "config" if event.config is None else fault_of_worker(event.config, event.incarnation)
+    if isinstance(event, PEER_FACTS):
+        return fault_of_peer(event)
     if isinstance(event, (*BLOCK_FACTS, WorkerStatusChanged, LoadReported)) and event.incarnation < 0:
         return "incarnation"
     if isinstance(event, (BlocksStored, BlocksRemoved)) and not is_hashes(event.block_hashes):
@@ -89,6 +110,48 @@ def fault_of(event, last_ns: int, block_size: int) -> str | None:
         counts = (event.sequence, event.prefill_tokens, event.blocks, event.requests)
         return None if all(0 <= count <= TOKENS_MAX for count in counts) else "report"
     return None
+
+
+def is_context(event: RequestFinished | ContextAdvanced) -> bool:
+    """Only an end may say nothing of it."""
+    tokens = event.context_tokens
+    return (tokens is None and isinstance(event, RequestFinished)) or is_int(tokens, 0, TOKENS_MAX)
+
+
+def fault_of_answer(event: OverlapRefreshed) -> str | None:
+    """What is wrong with an answer about caches, or None."""
+    if event.ticket < 1:
+        return "ticket"
+    return None if event.overlap is None or is_overlap(event.overlap) else "overlap"
+
+
+def fault_of_peer(event) -> str | None:
+    """What is wrong with what a replica tells, or None."""
+    attempt = event.next_attempt if isinstance(event, PeerSynced) else getattr(event, "attempt", 1)
+    if not is_name(event.peer) or event.generation < 0 or not 1 <= attempt <= 2**62:
+        return "peer"
+    if isinstance(event, PeerBooked):
+        return None if is_peer_load(event) else "peer's booking"
+    if not isinstance(event, PeerSynced):
+        return None
+    if not isinstance(event.facts, tuple) or not all(isinstance(fact, PeerFact) for fact in event.facts):
+        return "facts"
+    if not all(isinstance(fact.kind, FactKind) for fact in event.facts):
+        return "kind of a fact"
+    if any((fact.replica, fact.generation) != (event.peer, event.generation) for fact in event.facts):
+        return "somebody else's facts"
+    booked = [fact for fact in event.facts if fact.kind is FactKind.BOOKED]
+    names = [(fact.attempt, int(fact.kind)) for fact in event.facts]
+    allowed = {(fact.attempt, kind) for fact in booked for kind in (FactKind.BOOKED, FactKind.PREFILL_COMPLETED)}
+    if names != sorted(set(names)) or not allowed.issuperset(names):
+        return "order of facts"
+    return None if all(is_peer_load(f) and 1 <= f.attempt < event.next_attempt for f in booked) else "peer's booking"
+
+
+def is_peer_load(told: PeerBooked | PeerFact) -> bool:
+    """What a peer says of a booking."""
+    counts = (told.unnamed_blocks, told.prefill_tokens, told.reserve_blocks)
+    return told.incarnation >= 0 and is_hashes(told.sequence_hashes) and all(0 <= n <= TOKENS_MAX for n in counts)
 
 
 def fault_of_status(event: WorkerStatusChanged) -> str | None:
@@ -108,6 +171,8 @@ def fault_of_request(request: Request, block_size: int) -> str | None:
         return "prompt_tokens"
     if request.policy_class is not None and not is_text(request.policy_class):
         return "policy_class"
+    if request.session_id is not None and not is_text(request.session_id):
+        return "session_id"
     if request.deadline_ns is not None and not is_int(request.deadline_ns, 0, NS_END - 1):
         return "deadline_ns"
     if request.expected_output_tokens is not None and not is_int(request.expected_output_tokens, 0, TOKENS_MAX):

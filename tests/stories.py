@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from kvcore.actions import Dispatch, Evict, Ignored, Park
+from kvcore.actions import Dispatch, Evict, Ignored, Park, ParkReason, RefreshOverlap
 from kvcore.config import SchedulerConfig
 from kvcore.events import (
+    AdmissionReleased,
     BlocksCleared,
     BlocksRemoved,
     BlocksStored,
     CapacityHinted,
+    ContextAdvanced,
     DispatchAccepted,
     DispatchFailed,
     Drained,
     OutputBlockAdded,
+    OverlapRefreshed,
+    PolicyReplaced,
     PrefillCompleted,
     RequestArrived,
     RequestCancelled,
@@ -25,7 +29,7 @@ from kvcore.policy import Arbitration, CacheBucket, PolicyClass, PolicyProfile
 from kvcore.request import Rank, Request, WorkerConfig
 from kvcore.scheduler import Scheduler
 
-LETTERS = {Dispatch: "D", Park: "P", Evict: "E", Ignored: "I"}
+LETTERS = {Dispatch: "D", Evict: "E", Ignored: "I", RefreshOverlap: "R"}
 
 
 def profile(*quanta: int, arbitration=Arbitration.EXACT, **keys) -> PolicyProfile:
@@ -37,8 +41,17 @@ def profile(*quanta: int, arbitration=Arbitration.EXACT, **keys) -> PolicyProfil
 
 
 def short(actions) -> str:
-    """The actions in a few letters each: `D a` Dispatch, `P` Park, `E` Evict, `I` Ignored, the reason of a Reject."""
-    return ", ".join(f"{LETTERS.get(type(a)) or a.reason.name} {a.request_id}" for a in actions)
+    """The actions in a few letters each, a Reject by its reason.
+
+    `D a` Dispatch, `P` Park, `H` Park of a deferred one (held back), `E` Evict, `I` Ignored, `R` RefreshOverlap.
+    """
+    return ", ".join(f"{letter(action)} {action.request_id}" for action in actions)
+
+
+def letter(action) -> str:
+    if isinstance(action, Park):
+        return "P" if action.reason is ParkReason.QUEUED else "H"
+    return LETTERS.get(type(action)) or action.reason.name
 
 
 def arrive(now_ns: int, name: str, prompt: int = 8, **fields) -> RequestArrived:
@@ -50,10 +63,14 @@ def upsert(now_ns: int, worker_id: int, incarnation: int = 0, **fields) -> Worke
 
 
 class Story:
-    """A scheduler with workers of one rank each, block size 4 unless said, and the present time."""
+    """A scheduler with workers of one rank each, block size 4 unless said, and the present time.
 
-    def __init__(self, *workers: int, **config) -> None:
-        self.core = Scheduler(SchedulerConfig(**{"block_size": 4, **config}))
+    make: builds it, of a configuration and admission policies, where it is to be another one than the core.
+    """
+
+    def __init__(self, *workers: int, make=None, admission=None, **config) -> None:
+        made = SchedulerConfig(**{"block_size": 4, **config})
+        self.core = Scheduler(made) if make is None else make(made, admission)
         self.now = 0
         for worker_id in workers:
             self.upsert(worker_id)
@@ -99,6 +116,18 @@ class Story:
 
     def finish(self, name: str, attempt: int, **fields):
         return self.many(RequestFinished(self.now, name, attempt, **fields))
+
+    def context(self, name: str, attempt: int, tokens: int):
+        return self.many(ContextAdvanced(self.now, name, attempt, tokens))
+
+    def release(self, name: str, placement: Rank | None = None):
+        return self.many(AdmissionReleased(self.now, name, placement))
+
+    def refreshed(self, name: str, ticket: int, overlap=None):
+        return self.many(OverlapRefreshed(self.now, name, ticket, overlap))
+
+    def reload(self, profile: PolicyProfile):
+        return self.many(PolicyReplaced(self.now, profile))
 
     def upsert(self, worker_id: int, incarnation: int = 0, **fields):
         return self.many(upsert(self.now, worker_id, incarnation, **fields))

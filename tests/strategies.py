@@ -5,7 +5,8 @@ that is fast and shrinks byte by byte. `Resolver` (strategies_letters) turns a l
 Oracle that has seen everything before it, so that "finish the third running request" finds one. A third of the plans
 are swarms, with only some kinds of letters and some features of requests, so that rare combinations become common; the
 others have a theme: classes that compete, requests that overtake, a queue that is full, prefixes that come and go,
-ranks that are full, overloaded or fading, choices among ranks, dispatches that fail.
+ranks that are full, overloaded or fading, choices among ranks, dispatches that fail, and those of strategies_waits:
+policies that hold requests back, caches that are asked about, ranks that are lost, policies that are replaced.
 """
 
 from __future__ import annotations
@@ -13,55 +14,28 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hypothesis import strategies as st
-from strategies_configs import NS_LAST, configs, names_of, one_class
+from strategies_configs import configs, names_of, one_class
+from strategies_flavour import (
+    CALM,
+    FAR_FUTURE,
+    FEATURES,
+    HUGE_PROMPTS,
+    LETTER_BYTES,
+    PROMPTS,
+    RARE,
+    SELDOM,
+    STEADY,
+    STRANGE_NAMES,
+    UNREAD,
+    WEIGHTS,
+    WILD,
+    Flavour,
+)
 from strategies_tables import COSTS
+from strategies_waits import absences, admissions, questions, reloads
 
 from kvcore.config import IndexMode, OnOverload, PrefillDecay, Role, SchedulerConfig
 from kvcore.policy import Arbitration, CacheBucket, Capacity, PolicyClass, PolicyProfile, QueuePolicy
-
-FAR_FUTURE = NS_LAST - 10**13
-PROMPTS = (1, 2, 3, 4, 5, 7, 8, 9, 10, 12, 16, 17, 24, 32, 33, 40, 48, 64, 100, 200)
-#: Only with quanta as large: the oracle's round robin goes one quantum at a time.
-HUGE_PROMPTS = (2**53, 2**53 - 1, 2**52 + 1, 10**15, 10_000_001, 1, 2)
-#: Steps of time, a palette per plan: calm runs build queues up, wild ones let deadlines and bookings run out.
-CALM = (0, 0, 0, 0, 1, 1, 2, 3)
-WILD = (0, 1, 2, 5, 10, 40, 1_000, 2_000_000, 10**9, 3 * 10**12)
-STEADY = (0, 0, 500_000, 1_000_000, 7_000_000, 50_000_000)
-STRANGE_NAMES = (None, "nobody", "", "alpha-small")
-LETTER_BYTES = 20
-FEATURES = frozenset((
-    "strict", "jump", "deadline", "do_not_queue", "pin", "allowed", "path", "sequence", "overlap", "track", "pool",
-    "taints", "told", "tier", "weights", "preferred", "caps", "rate", "lease",
-))
-#: Features that end requests early or are seldom used: on in a third of the plans, the others in half of them.
-SELDOM = (
-    "deadline", "do_not_queue", "pin", "allowed", "taints", "told", "tier", "weights", "preferred", "caps", "rate",
-)
-#: How often a kind is chosen while it is enabled.
-WEIGHTS = {
-    "arrive": 10, "finish": 3, "prefill": 3, "output": 2, "cancel": 1, "upsert": 2, "remove": 1, "stored": 2,
-    "removed": 1, "cleared": 1, "timer": 1, "broken": 1, "status": 2, "report": 2, "accept": 1, "fail": 3, "hint": 1,
-    "drain": 1,
-}
-RARE = ("remove", "broken", "status", "report", "accept", "fail", "hint", "drain")
-
-
-@dataclass(frozen=True)
-class Flavour:
-    """What the runs of one sort are made of.
-
-    names, prompts: what requests choose from. kinds: weight of each kind of letter. plain: features of requests that
-    they do without. steps_ns: palette of time steps. fleet: most workers to begin with, and what their dp_size may be.
-    """
-
-    config: SchedulerConfig
-    names: tuple[str | None, ...]
-    prompts: tuple[int, ...]
-    kinds: dict[str, int]
-    plain: frozenset[str]
-    steps_ns: tuple[int, ...]
-    workers: int = 3
-    dp_sizes: tuple[int, ...] = (1, 1, 2, 3)
 
 
 @dataclass(frozen=True)
@@ -82,9 +56,11 @@ class Plan:
 def anything(draw, broken: bool = True, config: SchedulerConfig | None = None) -> Flavour:
     """Swarm: some kinds, some features, any configuration."""
     huge = config is None and draw(st.sampled_from((False,) * 9 + (True,)))
-    kinds = ["arrive"] + [kind for kind in WEIGHTS if kind != "arrive" and (kind != "broken" or broken)
+    unread = draw(st.sampled_from((False, False, False, True)))
+    absent = {"arrive", *(() if broken else ("broken",)), *(() if unread else UNREAD)}
+    kinds = ["arrive"] + [kind for kind in WEIGHTS if kind not in absent
                           and draw(st.integers(0, 3)) >= (2 if kind in RARE else 1)]
-    config = config if config is not None else draw(configs(huge))
+    config = config if config is not None else draw(configs(huge, unread))
     return Flavour(
         config,
         names_of(config) + (STRANGE_NAMES if draw(st.booleans()) else ()),
@@ -254,7 +230,8 @@ def flavours(broken: bool = True, config: SchedulerConfig | None = None) -> st.S
     swarm = anything(broken, config)
     return swarm if config is not None else st.one_of(
         swarm, swarm, swarm, duels(), duels(), rushes(), caches(), detours(), detours(), crowds(), overloads(),
-        fadings(), choices(), retries(), retries())
+        fadings(), choices(), retries(), retries(), admissions(), admissions(), questions(), absences(), reloads(),
+        reloads())
 
 
 @st.composite
@@ -262,7 +239,9 @@ def plans(draw, flavour: st.SearchStrategy[Flavour] | None = None, most_batches:
     """A flavour, a small fleet and up to most_batches batches of one to six letters."""
     chosen = draw(flavour if flavour is not None else flavours())
     letter = st.binary(min_size=LETTER_BYTES, max_size=LETTER_BYTES)
-    fleet = tuple(draw(st.lists(letter, min_size=draw(st.sampled_from((1, 1, 1, 0))), max_size=chosen.workers)))
+    fewest = chosen.fewest
+    fleet = tuple(draw(st.lists(
+        letter, min_size=draw(st.sampled_from((fewest, fewest, fewest, 0))), max_size=chosen.workers)))
     size = draw(st.sampled_from((1, 2, 6)))
     batch = letter.map(lambda one: (one,)) if size == 1 else st.lists(letter, min_size=1, max_size=size).map(tuple)
     fewest = draw(st.sampled_from((1, most_batches // 4, most_batches // 2)))

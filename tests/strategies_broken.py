@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from kvcore.events import (
+    AdmissionReleased,
     BlocksCleared,
     BlocksRemoved,
     BlocksStored,
     CapacityHinted,
+    ContextAdvanced,
     DispatchAccepted,
     DispatchFailed,
     Drained,
@@ -14,6 +16,8 @@ from kvcore.events import (
     LoadReported,
     Outcome,
     OutputBlockAdded,
+    OverlapRefreshed,
+    PolicyReplaced,
     PrefillCompleted,
     RequestArrived,
     RequestCancelled,
@@ -22,6 +26,7 @@ from kvcore.events import (
     WorkerStatusChanged,
     WorkerUpserted,
 )
+from kvcore.policy import AdmissionSpec, CacheBucket, PolicyClass, PolicyProfile
 from kvcore.request import Overlap, Rank, Request, SelectionWeights, WorkerConfig
 
 NAN = float("nan")
@@ -54,6 +59,24 @@ def output(fraction):
 def overlapping(**changes):
     """An arrival that is told of caches like this."""
     return arrival(overlap=Overlap(**changes))
+
+
+def context(*arguments):
+    """A context with these arguments after the time."""
+    return lambda now_ns: ContextAdvanced(now_ns, *arguments)
+
+
+def refreshed(request_id="r1", ticket=1, **changes):
+    """An answer that is right but for these fields."""
+    overlap = Overlap(**changes) if changes else None
+    return lambda now_ns: OverlapRefreshed(now_ns, request_id, ticket, overlap)
+
+
+def replaced(kind: str, parameters: dict):
+    """A policy with a class that asks for this admission policy."""
+    classes = (PolicyClass("a", 1), PolicyClass("b", 1, policy_family="b", cache_bucket="all",
+                                                admission=AdmissionSpec(kind, parameters)))
+    return lambda now_ns: PolicyReplaced(now_ns, PolicyProfile(classes, (CacheBucket("all", 0),), "b"))
 
 
 def status(incarnation: int = 0, **changes):
@@ -113,6 +136,7 @@ BREAKERS = {
     "overlap float": arrival(overlap=Overlap(((Rank(1), 1.0),))),
     "overlap bool": arrival(overlap=Overlap(((Rank(1), True),))),
     "class surrogate": arrival(policy_class="\ud800"),
+    "session surrogate": arrival(session_id="\ud800"),
     "host none": overlapping(host=None),
     "host float": overlapping(host=((Rank(1), 1.0),)),
     "disk too large": overlapping(disk=((Rank(1), 2**31),)),
@@ -174,6 +198,24 @@ BREAKERS = {
     "outcome int": finish("r1", 1, 0),
     "context negative": finish("r1", 1, Outcome.ABORTED, -1),
     "context float": finish("r1", 1, Outcome.ABORTED, 1.0),
+    "advanced id none": context(None, 1, 1),
+    "advanced attempt zero": context("r1", 0, 1),
+    "advanced negative": context("r1", 1, -1),
+    "advanced too large": context("r1", 1, 2**53 + 1),
+    "released id none": lambda now_ns: AdmissionReleased(now_ns, None),
+    "released id empty": lambda now_ns: AdmissionReleased(now_ns, ""),
+    "released id surrogate": lambda now_ns: AdmissionReleased(now_ns, "\ud800", Rank(1)),
+    "refreshed id empty": refreshed(""),
+    "refreshed id none": refreshed(None),
+    "refreshed ticket zero": refreshed(ticket=0),
+    "refreshed ticket negative": refreshed(ticket=-1),
+    "refreshed device too large": refreshed(device=((Rank(1), 2**31),)),
+    "refreshed effective nan": refreshed(effective=((Rank(1), NAN),)),
+    "refreshed shared empty": refreshed(shared=((1, 1),)),
+    "no profile": lambda now_ns: PolicyReplaced(now_ns, None),
+    "profile a class": lambda now_ns: PolicyReplaced(now_ns, PolicyClass("a", 1)),
+    "unknown admission": replaced("nobody's", {}),
+    "admission refuses its parameters": replaced("gate", {"running": -1}),
     "no config": lambda now_ns: WorkerUpserted(now_ns, None),
     "incarnation negative": upsert(incarnation=-1),
     "dp size zero": upsert(dp_size=0),

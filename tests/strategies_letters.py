@@ -10,21 +10,27 @@ from contextlib import suppress
 
 from recording import Run
 from strategies_broken import BREAKERS
+from strategies_peer_letters import PeerLetters
+from strategies_reload import variants
 from strategies_tables import CAPS, LEASES, OPINIONS, OVERLAPS, PREFERRED, RATES, REPORTED, TIERS, WEIGHTS
 
 from kvcore.errors import InvalidEvent
 from kvcore.events import (
+    AdmissionReleased,
     AnyEvent,
     BlocksCleared,
     BlocksRemoved,
     BlocksStored,
     CapacityHinted,
+    ContextAdvanced,
     DispatchAccepted,
     DispatchFailed,
     Drained,
     LoadReported,
     Outcome,
     OutputBlockAdded,
+    OverlapRefreshed,
+    PolicyReplaced,
     PrefillCompleted,
     RequestArrived,
     RequestCancelled,
@@ -54,14 +60,18 @@ TAINTS = (frozenset(), frozenset({"a"}), frozenset({"a", "b"}), frozenset({"b"})
 JUMPS = (0.0, 0.0, 1e-9, 5e-9, 1e-7, 1.0, -3.0, 1e300, float("inf"), float("-inf"), float("nan"), 4e9, 0.5e-9)
 #: Which request a fact is about.
 TO_RUNNING = ("running",) * 9 + ("evicted", "waiting", "none")
-TO_WAITING = ("waiting",) * 6 + ("running", "evicted", "none")
+TO_WAITING = ("waiting",) * 6 + ("running", "evicted", "none", "deferred", "deferred", "refreshing")
+TO_DEFERRED = ("deferred",) * 9 + ("waiting", "running", "none")
+TO_REFRESHING = ("refreshing",) * 12 + ("waiting", "running", "none")
 TO_FAILING = ("running",) * 6 + ("evicted",) * 3 + ("waiting", "none")
 #: Draining has no end: it begins in one of the last batches, if at all.
 LAST_BATCHES = 8
 
 
-class Resolver:
+class Resolver(PeerLetters):
     """Turns the letters of one plan into events, by what the given oracle knows when their batch begins."""
+
+    paths = PATHS
 
     def __init__(self, plan, oracle) -> None:
         self.plan = plan
@@ -72,6 +82,7 @@ class Resolver:
         self.names = 0
         self.used: list[str] = []
         self.late = False
+        self.profiles = variants(plan.config.effective_profile())
 
     def batches(self):
         """The batches of the plan, one by one; the first is the fleet."""
@@ -122,6 +133,8 @@ class Resolver:
             pick((TAINTS[0], *TAINTS, frozenset({"nobody's"})), "taints"),
             pick(PREFERRED, "preferred"),
             pick(WEIGHTS, "weights"),
+            pick((None, "s", "session", ""), "session"),
+            pick((True, True, True, False), "lifecycle"),
         )
 
     def told(self, rank: Rank, blocks: int) -> Overlap:
@@ -177,6 +190,25 @@ class Resolver:
 
     def fail(self) -> DispatchFailed:
         return DispatchFailed(self.now_ns, *self.target(TO_FAILING), self.pick((True, True, True, False)))
+
+    def context(self) -> ContextAdvanced:
+        return ContextAdvanced(self.now_ns, *self.target(), self.pick((10, 11, 0, 60, 61, 1, 2**53)))
+
+    def release(self) -> AdmissionReleased:
+        request_id, _ = self.target(TO_DEFERRED)
+        known, number = self.pick((None, None, True, True, True, False)), self.pick(range(8))
+        return AdmissionReleased(self.now_ns, request_id, None if known is None else self.rank(number, known))
+
+    def refreshed(self) -> OverlapRefreshed:
+        request_id, _ = self.target(TO_REFRESHING)
+        live = self.oracle.live.get(request_id)
+        ticket = (1 if live is None else live.ticket) + self.pick((0,) * 8 + (1, -1))
+        blocks, number = self.pick((None, 0, 1, 2, 5, 2**31 - 1)), self.pick(range(8))
+        overlap = None if blocks is None else self.told(self.rank(number, True), blocks)
+        return OverlapRefreshed(self.now_ns, request_id, max(1, ticket), overlap)
+
+    def reload(self) -> PolicyReplaced:
+        return PolicyReplaced(self.now_ns, self.pick(self.profiles))
 
     def hint(self) -> CapacityHinted:
         """Room on no, one or two ranks, one of which may be there no longer, or anywhere."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from kvcore.events import Tier
+from kvcore.policy import AdmissionSpec
 from kvcore.request import Overlap, Rank, SelectionWeights
 
 #: Weights of ranks, from plain to strange: no tiers, every request counts, all ranks alike, by lot, beyond doubles.
@@ -67,3 +68,16 @@ def everything(rank: Rank, other: Rank, blocks: int) -> Overlap:
 
 #: What a caller tells of caches.
 OVERLAPS = (device_only, device_only, all_tiers, lower_tier, weighted, tokens, shared, everything)
+#: Admission policies (see policies.py). Of the ranks some are seldom there, and one never is.
+SPECS = (
+    AdmissionSpec("gate", {"running": 1}),
+    AdmissionSpec("timed", {"every": 2, "for_ns": 3, "ranks": [None, [1, 0], [2, 0]]}),
+    AdmissionSpec("mixed", {"table": "drpbd", "per_call": 1, "ranks": [[1, 0], None, [2, 0], [1, 0], [0, 0], [77, 0]]}),
+    AdmissionSpec("gate", {"running": 2}),
+    AdmissionSpec("gate", {}),
+    AdmissionSpec("mixed", {"table": "dx", "per_call": 2, "ranks": [None]}),
+    AdmissionSpec("timed", {"every": 1, "for_ns": 1, "ranks": [[1, 0], [2, 0]]}),
+    AdmissionSpec("mixed", {"table": "pprd", "per_call": 1, "ranks": [[1, 0], [1, 0], [2, 0]]}),
+    AdmissionSpec("mixed", {"table": "p", "ranks": [[1, 0], [2, 0], [1, 1]]}),
+    AdmissionSpec("timed", {"for_ns": 2**62 - 1}),
+)

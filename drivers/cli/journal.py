@@ -5,6 +5,7 @@ A journal whose name ends in .gz is gzipped; reading goes by the file's first by
 
 from __future__ import annotations
 
+import dataclasses
 import gzip
 import time
 import zlib
@@ -19,6 +20,7 @@ from .output import write_outputs
 
 if TYPE_CHECKING:
     from kvcore.config import SchedulerConfig
+    from kvcore.explanation import Explanation
     from kvcore.journal import JournalReader
 
     from ..replay.simulate import Tap
@@ -91,6 +93,48 @@ def stats_command(file: str) -> None:
     for line in lines:
         click.echo(line)
     _tell_cut(journal)
+
+
+@journal_group.command("explain")
+@click.argument("file", metavar="FILE")
+@click.argument("request_id", metavar="REQUEST_ID")
+@click.option("--at", type=click.IntRange(min=0), metavar="BATCH", help="Stop after this batch, the first is 0.")
+@click.option("--json", is_flag=True, help="Print JSON instead of text.")
+def explain_command(file: str, request_id: str, at: int | None, json: bool) -> None:
+    """Step the events in FILE up to the last batch in which REQUEST_ID waited or was dispatched, and say why.
+
+    What is printed is what Scheduler.explain told there: what it waited for, or what its decision was made on.
+    """
+    from kvcore import Explanation
+
+    from .journal_explain import as_json, as_text, follow
+
+    with _opened(file) as journal:
+        trail = follow(journal, request_id, at)
+        last = journal.batches - 1
+        _tell_cut(journal)
+    if at is not None and last < at:
+        raise click.ClickException(f"--at {at}: the batches of {file} are 0 to {last}")
+    if trail.batch is not None:
+        told = _explained(file, request_id, trail.batch, trail.decisions)
+        if told.state == "unknown":
+            raise click.ClickException(
+                f"{file}: no request {request_id!r} is live after batch {at}, nor was it dispatched before")
+    elif trail.later is not None:
+        told = Explanation(request_id, "ended", trail.later[1], ("it neither waited nor was it dispatched",))
+    else:
+        raise click.ClickException(f"{file}: no request {request_id!r} waited or was dispatched")
+    click.echo((as_json if json else as_text)(file, trail, told), nl=False)
+
+
+def _explained(file: str, request_id: str, batch: int, decisions: int) -> Explanation:
+    """What a scheduler says of a request after this batch, if it keeps so many decisions."""
+    from kvcore import Scheduler, replay_journal
+
+    with _opened(file) as journal:
+        scheduler = Scheduler(dataclasses.replace(journal.config, decisions_kept=decisions))
+        replay_journal(journal, scheduler, until=batch + 1)
+    return scheduler.explain(request_id)
 
 
 def _tell_cut(journal: JournalReader) -> None:

@@ -69,7 +69,10 @@ def check_command(file: str, model: str | None, max_prompt: int | None, as_json:
 
     For each class it also prints the worst case of a waiting request: how many prompt tokens of all classes may be
     served before it, as long as its class and lane may run. Own backlog is what waits in its class when it arrives.
-    Unbounded: nothing keeps younger requests of higher priority from passing it for ever.
+    Unbounded: nothing keeps younger requests of higher priority from passing it for ever. While an admission policy
+    holds a request back, it does not wait in this sense.
+
+    Admission policies are built to see that they can be, by types that are built in or installed.
 
     The exit status is 0 if the policy is valid, also with warnings, and 2 if it is not.
 
@@ -80,11 +83,12 @@ def check_command(file: str, model: str | None, max_prompt: int | None, as_json:
       kvcore policy check premium.yaml --model llama-70b --json
     """
     from kvcore.errors import InvalidPolicy
-    from kvcore.policy_file import PolicyDocument, describe, load_policy
+    from kvcore.policy_file import PolicyDocument, check_admission, describe, load_policy
     from kvcore.policy_lint import lint
 
     try:
         document = load_policy(_read_text(file), source=file)
+        check_admission(document)
     except InvalidPolicy as error:
         raise PolicyFileError(str(error)) from error
     warnings = lint(document, max_prompt)

@@ -22,7 +22,7 @@ import numpy as np
 from kvcore.config import IndexMode, SchedulerConfig, weights_fault
 from kvcore.errors import InvalidConfig, InvalidPolicy, InvalidTrace, KvcoreError
 from kvcore.policy import Capacity, PolicyProfile, QueuePolicy
-from kvcore.policy_file import PolicyDocument, describe, load_policy
+from kvcore.policy_file import PolicyDocument, check_admission, describe, load_policy
 from kvcore.request import SelectionWeights
 
 from ..replay.classes import ClassMix, parse_classes
@@ -175,6 +175,7 @@ def _profile(options: Options) -> PolicyProfile | None:
     try:
         with open(options.policy, encoding="utf-8") as stream:
             document = load_policy(stream.read(), options.policy)
+        check_admission(document)
     except UnicodeDecodeError as error:
         raise InvalidPolicy("the file is not UTF-8 text", source=options.policy) from error
     profile = document.profile_for(options.model)

@@ -175,6 +175,19 @@ def test_an_answer_that_is_nonsense_counts_as_none(caplog):
     assert [record.request_id for record in caplog.records] == ["a"]
 
 
+def test_a_fact_for_others_that_does_not_get_out_costs_nobody_else(caplog):
+    """A link may lose facts (DESIGN D19); the request that it is about runs all the same."""
+    def publish(fact):
+        raise ConnectionError("no link")
+
+    hand = Hand(1, replica="here", publish=publish)
+    lease = hand.admit("a")
+    assert lease.completed() is Answer.APPLIED
+    hand.turns()
+    assert hand.core.stats().completed == 1
+    assert len(caplog.records) == 2
+
+
 # Whose mistake is whose.
 
 

@@ -10,16 +10,19 @@ from live_hand import Hand
 from live_players import HandPlayer, through_threads, through_trio
 from live_scenario import ADMISSION, CONFIG, SCENARIO, START_NS, refreshed
 
-from kvcore.actions import Evict, EvictReason, Reject, RejectReason
+from kvcore.actions import AnyAction, Evict, EvictReason, Publish, Reject, RejectReason
 from kvcore.events import AnyEvent
 from kvcore.journal import JournalReader, JournalWriter, replay
+from kvcore.replica import FactKind
 from kvcore.scheduler import Scheduler
 
 
-def by_hand(steps, tap) -> None:
+def by_hand(steps, tap, publish) -> None:
     """The synchronous driver: the owner without a loop."""
-    hand = Hand(whole=CONFIG, admission=ADMISSION, tap=tap, now=START_NS, ask=lambda question: hand.owner.answer(
-        question, refreshed(question.request_id, question.block_hashes)))
+    def ask(question):
+        hand.owner.answer(question, refreshed(question.request_id, question.block_hashes))
+
+    hand = Hand(whole=CONFIG, admission=ADMISSION, tap=tap, now=START_NS, publish=publish, ask=ask)
     HandPlayer(hand).play(steps)
     hand.owner.close()
 
@@ -29,12 +32,13 @@ DRIVERS = {"by hand": by_hand, "trio": through_trio, "threads": through_threads}
 
 @pytest.fixture(scope="module")
 def journals():
-    """What each driver has written, and the batches in it."""
+    """What each driver has written; and what it has told other replicas, under its name and "published"."""
     texts = {}
     for name, driver in DRIVERS.items():
         stream = io.StringIO()
         with JournalWriter(stream, CONFIG, digest_every=10) as journal:
-            driver(SCENARIO, journal.batch)
+            facts = texts[name, "published"] = []
+            driver(SCENARIO, journal.batch, facts.append)
         texts[name] = stream.getvalue()
     return texts
 
@@ -47,6 +51,7 @@ def batches(text: str) -> list:
 def test_every_driver_records_the_same(journals, driver):
     assert batches(journals[driver]) == batches(journals["by hand"])
     assert journals[driver] == journals["by hand"]
+    assert journals[driver, "published"] == journals["by hand", "published"]
 
 
 @pytest.mark.parametrize("driver", DRIVERS)
@@ -62,3 +67,8 @@ def test_it_meets_every_event_and_every_reason(journals):
     actions = [action for batch in whole for action in batch.actions]
     assert {action.reason for action in actions if isinstance(action, Reject)} == set(RejectReason)
     assert {action.reason for action in actions if isinstance(action, Evict)} == set(EvictReason)
+    assert {type(action) for action in actions} == set(get_args(AnyAction))
+    published = [action.fact for action in actions if isinstance(action, Publish)]
+    assert {fact.kind for fact in published} == set(FactKind)
+    # What the end of the router makes it say is said, too.
+    assert journals["by hand", "published"] == published

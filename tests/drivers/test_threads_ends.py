@@ -44,6 +44,8 @@ def test_facts_barriers_and_reads():
             assert router.recheck() is True
             assert router.loads()["prefill_tokens"].tolist() == [0]
             assert isinstance(router.peek(Request("b", 8)), Dispatch)
+            assert router.explain("a").request_id == "a"
+            assert router.queue_dump(5) == ()
             router.hint([Rank(1)])
             assert router.read(lambda core, text: core.digest() + text, "!")[-1] == "!"
         with pytest.raises(Rejected, match="DEADLINE_EXPIRED"), router.admit(Request("c", 8)), router.admit(

@@ -86,6 +86,8 @@ def test_reads_come_through_the_owner_and_see_what_was_told():
             assert (await router.loads())["prefill_tokens"].tolist() == [0]
         assert (await router.stats()).completed == 1
         digest = await router.read(lambda core: core.digest())
+        assert (await router.explain("nobody")).request_id == "nobody"
+        assert await router.queue_dump(5) == ()
         answer = await router.peek(Request("b", 8))
         assert isinstance(answer, Dispatch)
         assert await router.read(lambda core, text: core.digest() + text, "!") == digest + "!"

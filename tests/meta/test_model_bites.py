@@ -13,6 +13,7 @@ from lockstep import Difference, play
 from oracle import Oracle
 from oracle_ledger import ONE, leading
 from oracle_time import DEADLINE
+from policies import ADMISSION
 from stand_in import StandIn, corpus, differs
 from strategies import anything, caches, detours, duels, plans, rushes
 
@@ -57,8 +58,8 @@ class StaysOnAnEmptiedClass(StandIn):
 
 
 class ReferenceByExact(StandIn):
-    def __init__(self, config):
-        super().__init__(config)
+    def __init__(self, config, admission=None):
+        super().__init__(config, admission)
         self.queue.arbitration = Arbitration.EXACT
 
 
@@ -178,8 +179,8 @@ class ChargesRefusedPops(StandIn):
 
 
 class WindowOf31(StandIn):
-    def __init__(self, config):
-        super().__init__(config)
+    def __init__(self, config, admission=None):
+        super().__init__(config, admission)
         self.recent = [deque(maxlen=31) for _ in self.recent]
 
 
@@ -214,8 +215,8 @@ class TaintedPinIsUnavailable(StandIn):
 
 
 class BoundOneMore(StandIn):
-    def __init__(self, config):
-        super().__init__(config)
+    def __init__(self, config, admission=None):
+        super().__init__(config, admission)
         for queue in self.queue.classes:
             queue.bound = None if queue.bound is None else queue.bound + 1
 
@@ -223,8 +224,8 @@ class BoundOneMore(StandIn):
 class RemembersWhoStoodAside(StandIn):
     """A lane that is left out of one choice stays out of all."""
 
-    def __init__(self, config):
-        super().__init__(config)
+    def __init__(self, config, admission=None):
+        super().__init__(config, admission)
         for queue in self.queue.classes:
             queue.candidate = partial(self._choose, queue, set())
 
@@ -325,5 +326,5 @@ def test_a_difference_is_told_as_code():
     for module in (config, events, policy, request):
         names.update(vars(module))
     exec(str(caught.value).split("after these batches:\n")[1], names)
-    mutant, oracle = SettlesAfterEveryEvent(names["config"]), Oracle(names["config"])
+    mutant, oracle = SettlesAfterEveryEvent(names["config"], ADMISSION), Oracle(names["config"], ADMISSION)
     assert [mutant.step_many(b) for b in names["batches"]] != [oracle.step_many(b) for b in names["batches"]]

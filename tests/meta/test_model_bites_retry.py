@@ -1,10 +1,15 @@
-"""The differential test finds faults of retry and of draining: mutants of the oracle, as in test_model_bites.py."""
+"""The differential test finds faults of retry and of draining: mutants of the oracle, as in test_model_bites.py.
+
+The checkers find most of them as well, each on its own.
+"""
 
 from __future__ import annotations
 
 import pytest
+from checkers import faults_of
 from oracle import Oracle
-from oracle_time import BOOKING
+from oracle_time import BOOKING, DRAIN
+from recording import record
 from retry_stories import STORIES
 from stand_in import StandIn, corpus, differs
 from strategies import retries
@@ -185,7 +190,7 @@ class DrainBeforeBookings(StandIn):
         return [(due[0], BOOKING - 0.5, *due[2:]) if due[3] is None else due for due in super()._dues()]
 
     def _fall_due(self, kind, what, until_ns):
-        super()._fall_due(BOOKING + 1 if what is None else kind, what, until_ns)
+        super()._fall_due(DRAIN if what is None else kind, what, until_ns)
 
 
 class FirstDrainCounts(StandIn):
@@ -210,6 +215,18 @@ RETRIES = retries()
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)
 def test_mutant_is_found(mutant):
     assert any(differs(mutant, *told) for told in corpus(RETRIES))
+
+
+#: Mutants that no checker finds in these records: what they do wrong shows too seldom there, or not at all.
+UNSEEN = (PutBackCosts, PutBackBehindAll, PutBackAsOldAsItIs, PutBackIsLookedAtLater, DrainLetsTheWaitingRun,
+          FirstDrainCounts)
+
+
+@pytest.mark.parametrize("mutant", [item for item in MUTANTS if item not in UNSEEN], ids=lambda mutant: mutant.__name__)
+def test_checkers_find_mutant(mutant):
+    """By its record alone, without being told what is right."""
+    assert any(faults_of(record(mutant(plan.config), [batch for batch, *_ in rows]))
+               for plan, rows in corpus(RETRIES) if differs(mutant, plan, rows))
 
 
 @pytest.mark.parametrize("mutant", BY_STORY, ids=lambda mutant: mutant.__name__)

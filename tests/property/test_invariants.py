@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lockstep import load_rows
 from oracle import Oracle
+from policies import ADMISSION
 from recording import Run, as_code, record
-from strategies import choices, crowds, detours, duels, fadings, flavours, overloads, plans
+from strategies import choices, crowds, detours, duels, fadings, flavours, overloads, plans, retries
 from strategies_letters import resolved
 
 from kvcore.events import OutputBlockAdded, RequestCancelled, TimerFired, WorkerUpserted
@@ -26,24 +27,30 @@ def batches_of(run: Run):
 
 @given(plans(SOUND))
 def test_checkers_hold(plan):
-    batches = batches_of(resolved(plan, Oracle(plan.config)))
-    assert faults_of(record(Scheduler(plan.config), batches)) == [], as_code(plan.config, batches)
+    batches = batches_of(resolved(plan, Oracle(plan.config, ADMISSION)))
+    assert faults_of(record(Scheduler(plan.config, ADMISSION), batches)) == [], as_code(plan.config, batches)
 
 
 @given(plans(duels(), most_batches=120))
 def test_checkers_hold_where_classes_compete(plan):
-    batches = batches_of(resolved(plan, Oracle(plan.config)))
-    assert faults_of(record(Scheduler(plan.config), batches)) == [], as_code(plan.config, batches)
+    batches = batches_of(resolved(plan, Oracle(plan.config, ADMISSION)))
+    assert faults_of(record(Scheduler(plan.config, ADMISSION), batches)) == [], as_code(plan.config, batches)
 
 
 @given(plans(detours(lanes=False)))
 def test_checkers_hold_where_requests_overtake(plan):
-    batches = batches_of(resolved(plan, Oracle(plan.config)))
-    assert faults_of(record(Scheduler(plan.config), batches)) == [], as_code(plan.config, batches)
+    batches = batches_of(resolved(plan, Oracle(plan.config, ADMISSION)))
+    assert faults_of(record(Scheduler(plan.config, ADMISSION), batches)) == [], as_code(plan.config, batches)
 
 
 @given(plans(st.one_of(crowds(), overloads(), fadings(), choices())))
 def test_checkers_hold_where_room_is_scarce(plan):
+    batches = batches_of(resolved(plan, Oracle(plan.config, ADMISSION)))
+    assert faults_of(record(Scheduler(plan.config, ADMISSION), batches)) == [], as_code(plan.config, batches)
+
+
+@given(plans(retries()))
+def test_checkers_hold_where_dispatches_fail(plan):
     batches = batches_of(resolved(plan, Oracle(plan.config)))
     assert faults_of(record(Scheduler(plan.config), batches)) == [], as_code(plan.config, batches)
 
@@ -51,8 +58,9 @@ def test_checkers_hold_where_room_is_scarce(plan):
 @given(plans(crowds()))
 def test_strict_capacity_is_never_exceeded(plan):
     """Unless somebody takes away what was there, or an answer grows beyond what was foreseen."""
-    scheduler = Scheduler(replace(plan.config, profile=replace(plan.config.profile, capacity=Capacity.STRICT)))
-    for number, (events, _) in enumerate(resolved(plan, Oracle(plan.config)).steps):
+    strict = replace(plan.config, profile=replace(plan.config.profile, capacity=Capacity.STRICT))
+    scheduler = Scheduler(strict, ADMISSION)
+    for number, (events, _) in enumerate(resolved(plan, Oracle(plan.config, ADMISSION)).steps):
         unforeseen = (OutputBlockAdded, WorkerUpserted) if number else OutputBlockAdded
         scheduler.step_many([TimerFired(event.now_ns) if isinstance(event, unforeseen) else event for event in events])
         assert scheduler.stats().over_cap_ranks == 0
@@ -60,8 +68,8 @@ def test_strict_capacity_is_never_exceeded(plan):
 
 @given(plans(SOUND))
 def test_no_request_is_lost_and_every_load_is_given_back(plan):
-    scheduler = Scheduler(plan.config)
-    run = resolved(plan, Oracle(plan.config))
+    scheduler = Scheduler(plan.config, ADMISSION)
+    run = resolved(plan, Oracle(plan.config, ADMISSION))
     seen = set()
     for events, _ in run.steps:
         scheduler.step_many(events)
@@ -82,8 +90,8 @@ def test_no_request_is_lost_and_every_load_is_given_back(plan):
 
 @given(plans(SOUND))
 def test_a_timer_at_the_deadline_moves_it_on(plan):
-    scheduler = Scheduler(plan.config)
-    for events, _ in resolved(plan, Oracle(plan.config)).steps:
+    scheduler = Scheduler(plan.config, ADMISSION)
+    for events, _ in resolved(plan, Oracle(plan.config, ADMISSION)).steps:
         scheduler.step_many(events)
     for _ in range(100):
         due_ns = scheduler.next_deadline_ns
@@ -95,8 +103,8 @@ def test_a_timer_at_the_deadline_moves_it_on(plan):
 
 @given(plans(SOUND))
 def test_same_events_same_actions_and_digest(plan):
-    batches = batches_of(resolved(plan, Oracle(plan.config)))
-    one, other = Scheduler(plan.config), Scheduler(plan.config)
+    batches = batches_of(resolved(plan, Oracle(plan.config, ADMISSION)))
+    one, other = Scheduler(plan.config, ADMISSION), Scheduler(plan.config, ADMISSION)
     for events in batches:
         assert one.step_many(events) == other.step_many(tuple(events))
         assert one.digest() == other.digest()

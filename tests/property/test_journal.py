@@ -8,9 +8,11 @@ from contextlib import suppress
 from hypothesis import given
 from hypothesis import strategies as st
 from oracle import Oracle
+from policies import ADMISSION
 from recording import as_code, record
 from strategies import flavours, plans, retries
 from strategies_letters import resolved
+from strategies_peers import replicas
 
 from kvcore.errors import InvalidJournal, JournalMismatch
 from kvcore.journal import JournalReader, JournalWriter, replay
@@ -22,12 +24,20 @@ DIGEST_EVERY = 3
 
 def journal_of(plan):
     """A run of the plan, and the text of its journal."""
-    batches = [events for events, _ in resolved(plan, Oracle(plan.config)).steps]
-    stream, scheduler = io.StringIO(), Scheduler(plan.config)
+    batches = [events for events, _ in resolved(plan, Oracle(plan.config, ADMISSION)).steps]
+    stream, scheduler = io.StringIO(), Scheduler(plan.config, ADMISSION)
     with JournalWriter(stream, plan.config, digest_every=DIGEST_EVERY) as journal:
         for events in batches:
             journal.batch(events, scheduler.step_many(events), scheduler)
-    return record(Scheduler(plan.config), batches), stream.getvalue()
+    return record(Scheduler(plan.config, ADMISSION), batches), stream.getvalue()
+
+
+def replayed(text: str):
+    """The journal once more, with the policies of proofs where its configuration can have them."""
+    reader, scheduler = JournalReader(text.splitlines(keepends=True)), None
+    with suppress(ValueError, OverflowError):
+        scheduler = Scheduler(reader.config, ADMISSION)
+    return replay(reader, scheduler)
 
 
 def check(plan):
@@ -39,7 +49,7 @@ def check(plan):
     assert as_code(reader.config, [events for events, _, _ in reader]) == code
     assert tuple(batch.actions for batch in JournalReader(text.splitlines(keepends=True))) == tuple(
         actions for _, actions in run.steps)
-    result = replay(JournalReader(text.splitlines(keepends=True)))
+    result = replayed(text)
     assert (result.batches, result.digests) == (len(run.steps), len(run.steps) // DIGEST_EVERY + bool(run.steps))
 
 
@@ -50,6 +60,11 @@ def test_what_is_written_is_read_and_replays(plan):
 
 @given(plans(retries()))
 def test_what_is_written_is_read_and_replays_where_dispatches_fail(plan):
+    check(plan)
+
+
+@given(plans(replicas(broken=False)))
+def test_what_is_written_is_read_and_replays_where_peers_speak(plan):
     check(plan)
 
 
@@ -71,4 +86,4 @@ def test_damage_is_found_or_does_nothing(plan, data):
         else:
             text = text[:at] + (letter if kind != "delete" else "") + text[at + (kind != "insert"):]
     with suppress(InvalidJournal, JournalMismatch):
-        replay(JournalReader(text.splitlines(keepends=True)))
+        replayed(text)

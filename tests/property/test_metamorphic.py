@@ -11,21 +11,28 @@ from history import Fleet, fleets
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from oracle import Oracle
+from policies import ADMISSION
 from strategies import crowds, duels, fadings, flavours, overloads, plans
 from strategies_letters import Resolver, resolved
+from strategies_waits import admissions, reloads
 
 from kvcore.actions import Dispatch, Ignored
 from kvcore.config import IndexMode, SchedulerConfig
 from kvcore.events import (
+    AdmissionReleased,
     AnyEvent,
     BlocksCleared,
     BlocksRemoved,
     BlocksStored,
+    CapacityHinted,
+    ContextAdvanced,
     DispatchFailed,
     Drained,
     LoadReported,
     Outcome,
     OutputBlockAdded,
+    OverlapRefreshed,
+    PolicyReplaced,
     PrefillCompleted,
     RequestArrived,
     RequestCancelled,
@@ -37,7 +44,7 @@ from kvcore.events import (
     WorkerUpserted,
 )
 from kvcore.policy import PolicyClass
-from kvcore.request import Request
+from kvcore.request import Rank, Request
 from kvcore.scheduler import Scheduler
 
 SOUND = flavours(broken=False)
@@ -51,11 +58,11 @@ slow = settings(max_examples=max(60, settings().max_examples // 3))
 
 
 def batches_of(plan) -> list[tuple[AnyEvent, ...]]:
-    return [events for events, _ in resolved(plan, Oracle(plan.config)).steps]
+    return [events for events, _ in resolved(plan, Oracle(plan.config, ADMISSION)).steps]
 
 
 def play(config: SchedulerConfig, batches) -> list[tuple]:
-    scheduler = Scheduler(config)
+    scheduler = Scheduler(config, ADMISSION)
     return [scheduler.step_many(events) for events in batches]
 
 
@@ -84,7 +91,7 @@ def test_names_of_requests_do_not_matter(plan, random):
 def test_timers_with_nothing_due_change_nothing(plan, data):
     """Predictions are left out: they end with time, and nobody needs to be woken for that."""
     assume(plan.config.predict_ttl_ns is None and plan.config.index is not IndexMode.APPROXIMATE)
-    plain, disturbed = Scheduler(plan.config), Scheduler(plan.config)
+    plain, disturbed = Scheduler(plan.config, ADMISSION), Scheduler(plan.config, ADMISSION)
     now_ns = 0
     for events in batches_of(plan):
         last_ns = events[0].now_ns
@@ -102,10 +109,11 @@ def test_timers_with_nothing_due_change_nothing(plan, data):
 @slow
 @given(plans(SOUND))
 def test_facts_that_do_not_compete_may_be_split(plan):
-    """Nothing waits, and only the last event may be an arrival or a retry: a batch is its events one by one."""
-    whole, split = Scheduler(plan.config), Scheduler(plan.config)
+    """Nothing waits, not even for an answer, and only the last event may be an arrival or a retry."""
+    whole, split = Scheduler(plan.config, ADMISSION), Scheduler(plan.config, ADMISSION)
     for events in batches_of(plan):
-        alone = whole.stats().waiting_requests == 0
+        stats = whole.stats()
+        alone = stats.waiting_requests + stats.refreshing_requests == 0
         if alone and not any(isinstance(event, RequestArrived | DispatchFailed) for event in events[:-1]):
             told = sum((split.step(event) for event in events), ())
         else:
@@ -157,18 +165,29 @@ def nothing_said(fleet: Fleet, now_ns: int) -> list[AnyEvent]:
             list(fleet.workers.items())[-1:]]
 
 
-@pytest.mark.parametrize("fact", [same_again, nothing_said])
+def room_anywhere(fleet: Fleet, now_ns: int) -> list[AnyEvent]:
+    """Somebody has seen room, without saying where."""
+    return [CapacityHinted(now_ns)]
+
+
+def room_in_many_places(fleet: Fleet, now_ns: int) -> list[AnyEvent]:
+    """More hints than are remembered one by one; of ranks that exist, if there are any."""
+    ranks = sorted(fleet.ranks()) or [(NO_WORKER, 0)]
+    return [CapacityHinted(now_ns, (Rank(*ranks[i % len(ranks)]),)) for i in range(257)]
+
+
+@pytest.mark.parametrize("fact", [same_again, nothing_said, room_anywhere, room_in_many_places])
 @pytest.mark.parametrize("flavour", [SOUND, st.one_of(crowds(), fadings(), overloads())], ids=["all", "capacity"])
 @slow
 @given(data=st.data())
 def test_targeted_rechecks_are_full_rechecks(fact, flavour, data):
     """A fact about a worker that changes nothing makes every verdict be forgotten: asking all heads finds nobody else.
 
-    Whatever made room: progress, decay, reports and their end, marks and theirs.
+    Whatever made room: progress, decay, reports and their end, marks and theirs. Hints say so in as many words.
     """
     plan = data.draw(plans(flavour))
-    run = resolved(plan, Oracle(plan.config))
-    targeted, full = Scheduler(plan.config), Scheduler(plan.config)
+    run = resolved(plan, Oracle(plan.config, ADMISSION))
+    targeted, full = Scheduler(plan.config, ADMISSION), Scheduler(plan.config, ADMISSION)
     for (events, _), (_, *seen) in zip(run.steps, fleets(run), strict=True):
         more = []
         for event, fleet in zip(events, seen, strict=True):
@@ -181,11 +200,13 @@ def test_targeted_rechecks_are_full_rechecks(fact, flavour, data):
 
 def stale(random: Random, now_ns: int, fleet: Fleet, names: list[str], ended: list[tuple[str, int]]) -> AnyEvent:
     """A fact that is not about anything current. names: of requests; ended: attempts that are over."""
-    choices = [RequestCancelled(now_ns, "nobody"), WorkerRemoved(now_ns, NO_WORKER)]
+    choices = [RequestCancelled(now_ns, "nobody"), WorkerRemoved(now_ns, NO_WORKER),
+               AdmissionReleased(now_ns, "nobody", Rank(1))]
     for name, attempt in [(random.choice(names or ["nobody"]), NO_ATTEMPT), *random.sample(ended, min(1, len(ended)))]:
         choices += [
             PrefillCompleted(now_ns, name, attempt), OutputBlockAdded(now_ns, name, attempt, 0.5),
             RequestFinished(now_ns, name, attempt, random.choice(list(Outcome))),
+            ContextAdvanced(now_ns, name, attempt, 2**53), OverlapRefreshed(now_ns, name, NO_ATTEMPT),
         ]
     ranks = sorted((worker_id, dp_rank, incarnation + 1) for (worker_id, dp_rank), incarnation in
                    fleet.incarnations().items())
@@ -199,11 +220,30 @@ def stale(random: Random, now_ns: int, fleet: Fleet, names: list[str], ended: li
 
 
 @slow
+@given(plans(st.one_of(SOUND, reloads(), admissions())), st.randoms(use_true_random=False))
+def test_the_policy_in_force_may_be_said_again(plan, random):
+    plain, told_again = Scheduler(plan.config, ADMISSION), Scheduler(plan.config, ADMISSION)
+    profile = plan.config.effective_profile()
+    for events in batches_of(plan):
+        more = []
+        for event in events:
+            if random.random() < 0.4:
+                more.append(PolicyReplaced(event.now_ns, profile))
+            more.append(event)
+            profile = event.profile if isinstance(event, PolicyReplaced) else profile
+        assert told_again.step_many(more) == plain.step_many(events)
+        assert told_again.digest() == plain.digest()
+        assert told_again.stats() == plain.stats()
+        assert told_again.next_deadline_ns == plain.next_deadline_ns
+
+
+@slow
 @given(plans(SOUND), st.randoms(use_true_random=False))
 def test_stale_facts_change_nothing(plan, random):
     """Wherever they come in a batch: wrong attempts, what has ended, older incarnations, who was never there."""
-    run = resolved(plan, Oracle(plan.config))
-    plain, disturbed, oracle = Scheduler(plan.config), Scheduler(plan.config), Oracle(plan.config)
+    run = resolved(plan, Oracle(plan.config, ADMISSION))
+    plain, disturbed = Scheduler(plan.config, ADMISSION), Scheduler(plan.config, ADMISSION)
+    oracle = Oracle(plan.config, ADMISSION)
     names, dispatched = [], []
     for (events, _), seen in zip(run.steps, fleets(run), strict=True):
         ended = [(name, attempt) for name, attempt in dispatched
@@ -239,9 +279,9 @@ def read_everything(scheduler: Scheduler, request: Request) -> None:
 @given(plans(SOUND), st.randoms(use_true_random=False))
 def test_who_reads_changes_nothing(plan, random):
     """Neither the digest nor what happens later, whenever it is read and however often."""
-    oracle = Oracle(plan.config)
+    oracle = Oracle(plan.config, ADMISSION)
     resolver, asked = Resolver(plan, oracle), Resolver(plan, oracle)
-    quiet, watched = Scheduler(plan.config), Scheduler(plan.config)
+    quiet, watched = Scheduler(plan.config, ADMISSION), Scheduler(plan.config, ADMISSION)
     letters = [letter for batch in plan.batches for letter in batch]
     for events in resolver.batches():
         for _ in range(random.choice((0, 1, 3))):

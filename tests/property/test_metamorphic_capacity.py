@@ -8,6 +8,7 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracle import Oracle
+from policies import ADMISSION
 from strategies import anything, choices, crowds, fadings, overloads, plans
 from strategies_letters import resolved
 
@@ -24,12 +25,12 @@ slow = settings(max_examples=max(60, settings().max_examples // 3))
 
 
 def batches_of(plan) -> Batches:
-    return [events for events, _ in resolved(plan, Oracle(plan.config)).steps]
+    return [events for events, _ in resolved(plan, Oracle(plan.config, ADMISSION)).steps]
 
 
 def play(config: SchedulerConfig, batches: Batches) -> list[tuple]:
     """What is answered, batch by batch, and when the scheduler wants to be asked again."""
-    scheduler = Scheduler(config)
+    scheduler = Scheduler(config, ADMISSION)
     return [(scheduler.step_many(events), scheduler.next_deadline_ns) for events in batches]
 
 
@@ -54,7 +55,7 @@ def on_workers(**keys) -> Callable[[AnyEvent], list[AnyEvent]]:
 def test_marks_may_be_said_twice(plan):
     batches = batches_of(plan)
     twice = changed(batches, lambda event: [event] * (1 + isinstance(event, WorkerStatusChanged)))
-    plain, told_twice = Scheduler(plan.config), Scheduler(plan.config)
+    plain, told_twice = Scheduler(plan.config, ADMISSION), Scheduler(plan.config, ADMISSION)
     for events, more in zip(batches, twice, strict=True):
         assert told_twice.step_many(more) == plain.step_many(events)
         assert told_twice.digest() == plain.digest()

@@ -13,6 +13,7 @@ from kvcore.drivers.cli import policy as module
 from kvcore.drivers.cli.policy import policy_group
 from policy_texts import MODEL_AND_ROOT, indent, policy
 
+from kvcore.admission import BUILT_IN, AdmissionPolicy
 from kvcore.policy_file import describe, load_policy
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "policies"
@@ -66,7 +67,8 @@ uncached  unbounded: no max_overtake_tokens
 """
 
 
-def test_every_kind_of_value_piped(tmp_path: Path) -> None:
+def test_every_kind_of_value_piped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(BUILT_IN, "t", lambda parameters: AdmissionPolicy())  # type: ignore[misc]
     text = policy(
         prefill_busy_threshold="7", prefill_busy_threshold_frac="16.0", request_queue_limit_per_worker="0",
         cached_token_queue_limit_per_worker="2", max_overtake_tokens="3", admission="{type: t, parameters: {a: [é]}}",
@@ -215,6 +217,44 @@ def test_a_bad_policy_is_one_line_with_file_and_line(tmp_path: Path) -> None:
     path = written(tmp_path, policy(quantm="1"))
     assert refusal(check(path)) == f'{path}:9: root, class "c": quantm: unknown key, did you mean quantum?'
     assert refusal(check(path, "--json", "--model", "m")).startswith(f"{path}:9: ")
+
+
+AGENTS = (EXAMPLES / "agents.yaml").read_text("utf-8")
+
+
+def test_the_example_with_admission_policies() -> None:
+    lines = check(str(EXAMPLES / "agents.yaml"), "--max-prompt", "131072").stdout.splitlines()
+    assert [line for line in lines if line.startswith(("admission", "warning"))] == [
+        'admission of chat: session_concurrency {"max_running": 4, "max_deferred": 16}',
+        'admission of agents: program_budget {"kv_token_budget": 2000000, "pause_ttl_ns": 20000000000, '
+        '"resume_after_ns": 600000000000}',
+    ]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "reason"),
+    [
+        ("session_concurrency", "session_concurency",
+         ": type: unknown type 'session_concurency', did you mean session_concurrency?"),
+        ("max_deferred: 16", "max_defered: 16", ", parameters: max_defered: unknown key, did you mean max_deferred?"),
+        ("max_running: 4", "max_running: no", ", parameters: max_running: must be a whole number, 1..9007199254740992 "
+         "(2^53), not 'no'"),
+        ("max_running: 4", "max_running: true", ", parameters: max_running: must be a whole number, 1..9007199254740992"
+         " (2^53), not True"),
+    ],
+)
+def test_an_admission_policy_that_cannot_be_built(tmp_path: Path, old: str, new: str, reason: str) -> None:
+    path = written(tmp_path, AGENTS.replace(old, new))
+    line = 1 + AGENTS[: AGENTS.index(old)].count("\n")
+    for arguments in ([path], [path, "--json"], [path, "--model", "m"]):
+        assert refusal(check(*arguments)) == f'{path}:{line}: root, class "chat", admission{reason}'
+
+
+def test_a_parameter_that_is_missing(tmp_path: Path) -> None:
+    text = "models:\n  m:\n" + indent(policy(admission="{type: program_budget}"), 4)
+    path = written(tmp_path, text)
+    assert refusal(check(path)) == (
+        f'{path}:11: model "m", class "c", admission, parameters: kv_token_budget: is required')
 
 
 @pytest.mark.parametrize(

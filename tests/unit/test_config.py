@@ -25,7 +25,8 @@ def test_defaults():
         "weights": dataclasses.asdict(SelectionWeights()), "role": Role.PREFILL, "on_overload": OnOverload.REJECT,
         "overload_wait_ns": 30 * 10**9, "prefill_decay": PrefillDecay.NONE, "predict_ttl_ns": None,
         "reported_load_ttl_ns": None, "capacity": None, "attempts_max": 8, "refresh_after_ns": None,
-        "refresh_timeout_ns": 10**9, "pin_grace_ns": 0, "empty_fleet_wait_ns": 0}
+        "refresh_timeout_ns": 10**9, "pin_grace_ns": 0, "empty_fleet_wait_ns": 0, "decisions_kept": 0, "replica": None,
+        "replica_generation": 0}
     assert Scheduler().config == Scheduler(None).config == config
 
 
@@ -55,6 +56,7 @@ def test_a_configuration_is_immutable():
     "keys",
     [
         {"block_size": 1}, {"block_size": 2**31 - 1}, {"seed": 2**64 - 1}, {"booking_ttl_ns": 1},
+        {"decisions_kept": 2**20},
         {"booking_ttl_ns": 2**62 - 1}, {"default_busy_threshold_frac": 0.0}, {"default_busy_threshold_frac": -0.0},
         {"default_busy_threshold_frac": math.inf}, {"index": IndexMode.OFF}, {"profile": PROFILE},
     ],
@@ -165,6 +167,9 @@ NAN, INF = math.nan, math.inf
         ({"predict_ttl_ns": 0}, "predict_ttl_ns must be 1..2^62-1 or None, not 0"),
         ({"reported_load_ttl_ns": 2**62}, "reported_load_ttl_ns must be 1..2^62-1 or None, not 4611686018427387904"),
         ({"prefill_decay": True}, "prefill_decay must be a PrefillDecay, not True"),
+        ({"decisions_kept": -1}, "decisions_kept must be 0..2^20, not -1"),
+        ({"decisions_kept": 2**20 + 1}, "decisions_kept must be 0..2^20, not 1048577"),
+        ({"decisions_kept": True}, "decisions_kept must be 0..2^20, not True"),
         ({"attempts_max": 0}, "attempts_max must be 1..2^31-1, not 0"),
         ({"attempts_max": True}, "attempts_max must be 1..2^31-1, not True"),
         ({"capacity": "strict"}, "capacity must be a Capacity or None, not 'strict'"),

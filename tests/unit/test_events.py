@@ -11,7 +11,7 @@ from enum import IntEnum
 
 import pytest
 
-from kvcore import actions, events, policy, request
+from kvcore import actions, events, policy, replica, request
 from kvcore.actions import (
     Action,
     Dispatch,
@@ -21,6 +21,7 @@ from kvcore.actions import (
     IgnoredReason,
     Park,
     ParkReason,
+    Publish,
     RefreshOverlap,
     Reject,
     RejectReason,
@@ -40,6 +41,11 @@ from kvcore.events import (
     Outcome,
     OutputBlockAdded,
     OverlapRefreshed,
+    PeerBooked,
+    PeerLost,
+    PeerPrefillCompleted,
+    PeerReleased,
+    PeerSynced,
     PolicyReplaced,
     PrefillCompleted,
     RequestArrived,
@@ -52,6 +58,7 @@ from kvcore.events import (
     WorkerUpserted,
 )
 from kvcore.policy import Arbitration, Capacity, QueuePolicy, synthetic_profile
+from kvcore.replica import FactKind, PeerFact, ReplicaFacts
 from kvcore.request import Overlap, Rank, Request, SelectionWeights, WorkerConfig
 
 INT64_MAX, U32, U64 = 2**63 - 1, 2**32 - 1, 2**64 - 1
@@ -64,6 +71,7 @@ FULL = Request(
     required_taints=frozenset(("gpu", "fast")), preferred_taints=(("gpu", 0.5), ("slow", -1.0)),
     weights=SelectionWeights(temperature=0.7), session_id="s", lifecycle=False)
 
+FACT = PeerFact(FactKind.BOOKED, "ä", INT64_MAX, 3, U64, U32, 4, (1, U64), 5, 6, 7, True)
 VALUES = [
     RANK, Rank(0), Overlap(), Overlap(((RANK, 7),)), Overlap(effective=((RANK, 0.5),), cached_tokens=((RANK, 9),)),
     SelectionWeights(), SelectionWeights(0.5, 0.1, 2.0, 0.2, 0.3, 0.4, 32.0, 0.7), Request("a", 1), FULL,
@@ -83,8 +91,12 @@ VALUES = [
     Reject("a", RejectReason.QUEUE_FULL_REQUESTS, 3, 5, 4, 1_000_000), Park("a", 2), Park("b", 2, ParkReason.QUEUED),
     Evict("a", 3, 1, EvictReason.WORKER_REMOVED), Ignored("a", 0), Ignored("a", 9, IgnoredReason.STALE),
     RefreshOverlap("a", 3, (1, U64)),
+    FACT, PeerFact(FactKind.RELEASED, "p", 0, 1), ReplicaFacts("p", 1, 4, (FACT,)), Publish(FACT),
+    PeerBooked(9, "p", 1, 2, U64, U32, 3, (1, U64), 4, 5, 6), PeerPrefillCompleted(9, "p", 1, 2),
+    PeerReleased(9, "p", 1, 2), PeerReleased(9, "p", 1, 2, True), PeerLost(9, "p", 1),
+    PeerSynced(9, "p", 1, INT64_MAX, (FACT,)),
 ]
-NAMES = {name: item for module in (request, events, actions) for name, item in vars(module).items()
+NAMES = {name: item for module in (request, replica, events, actions) for name, item in vars(module).items()
          if isinstance(item, type) and item.__module__ == module.__name__}
 every_value = pytest.mark.parametrize("value", VALUES, ids=lambda value: type(value).__name__)
 
@@ -144,7 +156,7 @@ def test_values_of_different_classes_are_not_equal():
 def test_the_repr_builds_the_value(value):
     text = repr(value)
     for reason in (*RejectReason, *ParkReason, *EvictReason, *IgnoredReason, *Outcome, *Tier, *QueuePolicy,
-                   *Arbitration, *Capacity):
+                   *Arbitration, *Capacity, *FactKind):
         text = text.replace(repr(reason), f"{type(reason).__name__}.{reason.name}")
     assert eval(text, {**vars(policy), **NAMES}) == value
 
@@ -248,7 +260,8 @@ def test_reasons_are_labels():
     assert {tier.name: tier.value for tier in Tier} == {"DEVICE": 0, "HOST": 1, "DISK": 2}
     assert [(reason.name, reason.value) for kind in (ParkReason, EvictReason, IgnoredReason, Outcome)
             for reason in kind] == [
-        ("QUEUED", 1), ("DEFERRED", 2), ("WORKER_REMOVED", 1), ("BOOKING_EXPIRED", 2), ("DRAIN_DEADLINE", 3), ("STALE", 1),
+        ("QUEUED", 1), ("DEFERRED", 2), ("WORKER_REMOVED", 1), ("BOOKING_EXPIRED", 2), ("DRAIN_DEADLINE", 3),
+        ("STALE", 1),
         ("COMPLETED", 0), ("ABORTED", 1)]
 
 

@@ -100,6 +100,14 @@ def test_a_sorted_list_says_the_same(steps):
     assert drained(heap) == sorted(model, key=model.get)
 
 
+@given(st.permutations(range(60)), st.integers(0, 60), st.integers(0, 70))
+def test_what_is_smaller_is_counted_up_to_a_bound(order, key, most):
+    heap = Heap(60)
+    for item in order:
+        heap.push(item, (0, item, 0, item))
+    assert heap.before((0, key, 0, 0), most) == min(key, most + 1)
+
+
 @given(st.permutations(range(30)), st.permutations(range(30)))
 def test_any_order_in_any_order_out(order, leaving):
     heap = Heap(30)

@@ -21,8 +21,8 @@ def test_a_new_scheduler_is_empty():
     assert dataclasses.asdict(scheduler.stats()) == {
         "arrived": 0, "dispatched": 0, "rejected": {}, "completed": 0, "aborted": 0, "evicted": 0, "stale_events": 0,
         "unknown_class_names": 0, "live_requests": 0, "waiting_requests": 0, "running_requests": 0, "workers": 0,
-        "ranks": 0, "index_blocks": 0, "over_cap_ranks": 0, "retried": 0,
-            "deferred_requests": 0, "refreshing_requests": 0,
+        "ranks": 0, "index_blocks": 0, "over_cap_ranks": 0, "retried": 0, "deferred_requests": 0,
+        "refreshing_requests": 0, "peers": 0, "peer_bookings": 0,
         "classes": ({"name": "default", "waiting_requests": 0, "waiting_raw_tokens": 0, "waiting_cached_tokens": 0,
                      "waiting_cost_tokens": 0, "deficit_tokens": 0, "dispatched": 0, "dispatched_cost_tokens": 0,
                      "rejected": 0},)}
@@ -55,7 +55,7 @@ def test_loads_and_counters_saturate():
     assert story.loads() == [(1, 0, 1_100, 2**63 - 1, 0)]
     assert story.core.stats().classes[0].dispatched_cost_tokens == 2**63 - 1
     story.many(*[RequestFinished(1, str(number), number + 1) for number in range(1_100)])
-    assert story.core.loads().tolist() == [(1, 0, 0, 0, 0, 0, 0, -1, -1, -1)]
+    assert story.core.loads().tolist() == [(1, 0, 0, 0, 0, 0, 0, -1, -1, -1, 0)]
 
 
 def test_waiting_counters_saturate():

@@ -16,6 +16,7 @@ from kvcore.config import IndexMode, OnOverload, PrefillDecay, Role, SchedulerCo
 from kvcore.errors import InvalidJournal, JournalMismatch
 from kvcore.journal import JournalBatch, JournalReader, JournalWriter, replay
 from kvcore.policy import AdmissionSpec, Arbitration, CacheBucket, Capacity, PolicyClass, PolicyProfile, QueuePolicy
+from kvcore.replica import FactKind, PeerFact
 from kvcore.request import Overlap, Rank, Request, SelectionWeights, WorkerConfig
 from kvcore.scheduler import Scheduler
 
@@ -32,6 +33,9 @@ PROFILE = PolicyProfile(
 AGENTS = PolicyProfile(
     (PolicyClass("a", 3, policy_family="f", cache_bucket="all", admission=AdmissionSpec("t", {"n": 1, "m": [2.5]})),),
     (CacheBucket("all", 0),), "f")
+FACTS = (
+    PeerFact(FactKind.BOOKED, "p", 2, 1, TOP, 5, 6, (TOP, 0), 7, 8, 9), PeerFact(FactKind.PREFILL_COMPLETED, "p", 2, 1),
+    PeerFact(FactKind.RELEASED, "p", 2, 1, completed=True))
 EVENT_SAMPLES = (
     events.RequestArrived(2**62 - 1, FULL), events.RequestArrived(0, Request("r", 1)),
     events.RequestArrived(0, Request("r", 1, allowed_workers=frozenset(), sequence_hashes=(), overlap=Overlap())),
@@ -48,6 +52,10 @@ EVENT_SAMPLES = (
     events.ContextAdvanced(1, "r", 2, 2**53), events.AdmissionReleased(1, "r"), events.AdmissionReleased(1, "r", RANK),
     events.OverlapRefreshed(1, "r", 2), events.OverlapRefreshed(1, "r", 2, Overlap(((RANK, 3),))),
     events.PolicyReplaced(1, PROFILE), events.PolicyReplaced(1, AGENTS), events.TimerFired(0),
+    events.PeerBooked(1, "p", 2, 3, TOP), events.PeerBooked(1, "p", 2, 3, 4, 5, 6, (TOP, 0), 7, 8, 9),
+    events.PeerPrefillCompleted(1, "p", 2, 3), events.PeerReleased(1, "p", 2, 3),
+    events.PeerReleased(1, "p", 2, 3, True), events.PeerLost(1, "p", 2**62), events.PeerSynced(1, "p", 2, 3),
+    events.PeerSynced(1, "p", 2, 3, FACTS),
 )
 ACTION_SAMPLES = (
     actions.Dispatch("r", 1, TOP, 3, 4, 5, 6, 7, 8, 9), actions.Park("r", 1),
@@ -55,11 +63,13 @@ ACTION_SAMPLES = (
     actions.Reject("r", actions.RejectReason.QUEUE_FULL_REQUESTS, 1, 2, 3, 4),
     *[actions.Evict("r", 1, TOP, reason) for reason in actions.EvictReason], actions.Ignored("r", 0),
     actions.RefreshOverlap("r", 1, (TOP, 0)), actions.Park("r", 1, actions.ParkReason.DEFERRED),
+    *[actions.Publish(fact) for fact in FACTS],
 )
 CONFIG_SAMPLES = (
     SchedulerConfig(), SchedulerConfig(default_busy_threshold_frac=math.inf, seed=TOP),
     SchedulerConfig(32, None, QueuePolicy.LCFS, 0.1, 5, IndexMode.APPROXIMATE, TOP, SelectionWeights(0.1, 0.2),
-                    Role.DECODE, OnOverload.WAIT, 7, PrefillDecay.LINEAR, 8, 9, Capacity.STRICT, 3, 4, 5, 6, 7),
+                    Role.DECODE, OnOverload.WAIT, 7, PrefillDecay.LINEAR, 8, 9, Capacity.STRICT, 3, 4, 5, 6, 7, 8,
+                    "p\u00e9", 2**63 - 1),
     SchedulerConfig(profile=PROFILE), SchedulerConfig(profile=AGENTS),
 )
 

@@ -147,7 +147,7 @@ def test_foreign_load_is_what_a_report_has_above_own_bookings():
     core = reported()
     core.step(arrive(0, "a", 8, block_hashes=(1, 2)))
     core.step(LoadReported(1, 1, 0, 0, 5, 11, 7, 1))
-    assert core.loads()[0][2:] == (1, 8, 2, 2, 0, 11, 7, 1)
+    assert core.loads()[0][2:] == (1, 8, 2, 2, 0, 11, 7, 1, 0)
     assert effective(core) == (1, 11, 7)
     core.step(arrive(2, "b", 4))
     assert effective(core) == (2, 15, 7)
@@ -162,7 +162,7 @@ def test_a_report_ends_and_stays_visible():
     core.step(TimerFired(10))
     assert effective(core) == (1, 11, 7)
     core.step(TimerFired(11))
-    assert (effective(core), core.loads()[0][7:], core.next_deadline_ns) == ((0, 0, 0), (11, 7, 1), None)
+    assert (effective(core), core.loads()[0][7:10], core.next_deadline_ns) == ((0, 0, 0), (11, 7, 1), None)
 
 
 def test_reports_go_up_or_are_stale():

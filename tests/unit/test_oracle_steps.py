@@ -58,7 +58,7 @@ def test_first_runs_second_waits_and_runs_when_the_prompt_is_done():
     core = oracle()
     assert core.step(arrive(5, "a")) == (Dispatch("a", 1, 1, 0, 0, 0, 0, 8, 2, 0),)
     assert core.step(arrive(6, "b", 5)) == (Park("b", 0),)
-    assert core.loads() == [(1, 0, 1, 8, 0, 2, 0, -1, -1, -1)]
+    assert core.loads() == [(1, 0, 1, 8, 0, 2, 0, -1, -1, -1, 0)]
     assert core.step(PrefillCompleted(9, "a", 1)) == (Dispatch("b", 2, 1, 0, 0, 0, 0, 5, 2, 3),)
     assert core.step(PrefillCompleted(9, "a", 1)) == (Ignored("a", 1),)
 
@@ -101,7 +101,7 @@ def test_removal_evicts_by_attempt_and_higher_incarnation_restarts():
     core.step_many((arrive(0, "b"), arrive(0, "a")))
     core.step(BlocksStored(0, 1, 0, 0, (1, 2)))
     assert short(core.step(WorkerUpserted(1, WorkerConfig(1), 2))) == ["E b", "E a"]
-    assert (core.loads(), core.stats().index_blocks) == ([(1, 0, 0, 0, 0, 0, 0, -1, -1, -1)], 0)
+    assert (core.loads(), core.stats().index_blocks) == ([(1, 0, 0, 0, 0, 0, 0, -1, -1, -1, 0)], 0)
     assert core.step(WorkerUpserted(1, WorkerConfig(1), 1)) == ()
     assert core.step(BlocksStored(1, 1, 0, 0, (1,))) == ()
     assert core.stats().stale_events == 2

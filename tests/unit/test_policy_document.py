@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 from policy_texts import EXPLICIT, HEAD, MODEL_AND_ROOT, SAMPLE, TWO_53, indent, only_class, policy, refused
 
+from kvcore.admission import SessionConcurrency
 from kvcore.config import SchedulerConfig
+from kvcore.errors import InvalidPolicy
 from kvcore.policy import (
     AdmissionSpec,
     Arbitration,
@@ -17,7 +19,7 @@ from kvcore.policy import (
     QueuePolicy,
     synthetic_profile,
 )
-from kvcore.policy_file import PolicyDocument, describe, load_policy
+from kvcore.policy_file import PolicyDocument, check_admission, describe, load_policy
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "policies"
 
@@ -129,6 +131,32 @@ def test_bad_admission(written: str, part: str | None, key: str | None, reason: 
     error = refused(policy(admission=written))
     assert (error.location, error.key, error.line) == ("root" if part is None else f'root, class "c"{part}', key, 9)
     assert reason in error.reason
+
+
+@pytest.mark.parametrize(
+    ("written", "part", "key", "line"),
+    [
+        ("{type: mine}", "", "type", 9),
+        ("\n      parameters: {}\n      type: session_concurrency", ", parameters", "max_running", 10),
+        ("\n      type: session_concurrency\n      parameters: {max_running: 1,\n        b: 1}",
+         ", parameters", "b", 12),
+        ("\n      type: program_budget\n      parameters:\n        kv_token_budget: 1\n        max_programs: [1]",
+         ", parameters", "max_programs", 13),
+    ],
+)
+def test_admission_that_cannot_be_built(written: str, part: str, key: str, line: int) -> None:
+    document = load_policy(policy() + "models:\n  m:\n" + indent(policy(admission=written), 4))
+    with pytest.raises(InvalidPolicy) as caught:
+        check_admission(document)
+    assert (caught.value.location, caught.value.key) == (f'model "m", class "c", admission{part}', key)
+    assert caught.value.line == line + policy().count("\n") + 2
+
+
+def test_admission_of_a_type_that_is_given() -> None:
+    document = load_policy(policy(admission="{type: mine, parameters: {max_running: 1}}"))
+    check_admission(document, {"mine": SessionConcurrency})
+    with pytest.raises(InvalidPolicy, match=r":9: .*, admission: type: unknown type 'mine'"):
+        check_admission(load_policy(policy(admission="{type: mine}")))
 
 
 @pytest.mark.parametrize("key", ["worker_selection", "router", "request_classifier"])

@@ -51,9 +51,16 @@ def test_one_class(text: str, warnings: list[str]) -> None:
     assert [line[: len(start)] for line, start in zip(found, warnings, strict=True)] == warnings
 
 
-def test_what_a_scheduler_would_refuse() -> None:
-    text = policy(admission="{type: nobody-has-this}") + "models:\n  m:\n" + indent(policy(), 4)
-    assert [line.split(": ")[:2] for line in lint(load_policy(text))] == [["root", "a scheduler refuses it"]]
+def test_admission_policies_need_room_for_those_whom_they_hold_back() -> None:
+    def warnings(**keys: str) -> list[str]:
+        return [line.split(": ", 1)[1] for line in lint(load_policy(policy(admission="{type: t}", **keys)))]
+
+    never = "0 means that whoever the admission policy holds back is rejected at once"
+    assert warnings() == []
+    assert warnings(request_queue_limit_per_worker="1") == []  # it has an effect, also if nobody waits for capacity
+    assert warnings(raw_isl_token_queue_limit_per_worker="0", prefill_busy_threshold="0") == [f"{RAW}: {never}"]
+    assert warnings(request_queue_limit_per_worker="0", cached_token_queue_limit_per_worker="0") == [
+        f"{REQUESTS}: {never}", f"{CACHED}: {never}"]
 
 
 def test_what_no_version_refuses_any_more() -> None:

@@ -42,7 +42,7 @@ def test_rows_have_the_documented_fields():
     assert story.core.potential_loads(Request("q", 1)).dtype == POTENTIAL_DTYPE
     assert set(LOAD_DTYPE.names) == {
         "worker_id", "dp_rank", "requests", "prefill_tokens", "active_blocks", "held_blocks", "state",
-        "reported_requests", "reported_prefill_tokens", "reported_blocks"}
+        "reported_requests", "reported_prefill_tokens", "reported_blocks", "peer_requests"}
     assert set(POTENTIAL_DTYPE.names) == {
         "worker_id", "dp_rank", "eligible", "requests", "prefill_tokens", "decode_blocks", "cached_tokens", "cost"}
 
