@@ -203,6 +203,36 @@ def test_the_replay_has_no_clock():
     assert found == []
 
 
+#: Modules of the live drivers that are turned by others: no loop, no clock, nothing that waits.
+TURNED = ("protocol", "told", "runs", "lease", "owner", "desk")
+
+
+def test_what_live_drivers_share_waits_for_nothing():
+    """Nor does it know who turns it; get_ident is a number, not a thread."""
+    banned = {"asyncio", "concurrent", "queue", "random", "select", "socket", "time", "trio"}
+    found = [
+        f"{shown(path)} imports {item.module} {item.name or ''}"
+        for path in DRIVERS if path.parent == ROOT / "drivers" and path.stem in TURNED
+        for item in imports(path)
+        if item.module.split(".")[0] in banned or (item.module == "threading" and item.name != "get_ident")
+    ]
+    assert found == []
+    assert {path.stem for path in DRIVERS} >= set(TURNED)
+
+
+def test_trio_and_threads_know_nothing_of_each_other():
+    mixed = {"trio": ("threads", "thread_lease"), "trio_lease": ("threads", "thread_lease"),
+             "threads": ("trio", "trio_lease"), "thread_lease": ("trio", "trio_lease")}
+    found = [
+        f"{path.stem} imports {item.module}"
+        for path in DRIVERS if path.parent == ROOT / "drivers"
+        for item in imports(path)
+        if item.module.lstrip(".") in mixed.get(path.stem, ())
+        and (item.module.startswith(".") or item.module != path.stem)
+    ]
+    assert found == []
+
+
 def test_files_are_short():
     assert long_files(LINES_MAX) == [], f"over {LINES_MAX} lines; {LINES_TARGET} is the target (python tests/tree.py)"
 
