@@ -298,6 +298,7 @@ class WindowCountsWhatCostNothing(StandIn):
 #: Mutants that random plans seldom meet: who tells them apart.
 BY_STORY = {
     AsksBeforeItSettles: ("admission", "who_is_not_stored_yet_cannot_be_let_go"),
+    SettlesOnce: ("admission", "the_test_of_a_limit_settles_first"),
     ReleaseTestsLimits: ("admission", "a_rank_makes_it_another_request"),
     AnyPolicyMayRelease: ("admission_calls", "answers_about_others_are_passed_over"),
     AgeCountsFromTheArrival: ("refresh", "strict_puts_it_back_where_there_is_none"),
@@ -311,7 +312,7 @@ MUTANTS = {
         DeferredIsUncounted, DeferredHasNoDeadline, DeferredIsParkedAsQueued, DefersWithoutLimits, DefersWhoMayNotWait,
         PlacementKeepsTheClass, PlacementIsNoNewSnapshot, PlacementMovesPins, ReleaseIsNotRefused, ReleaseIsAnArrival,
         ReleaseIsNotParked, NobodyHearsOfReleases, AcceptanceIsNotTold, CompletionIsNoDispatch, ContextMayShrink,
-        ContextIsNoProgress, TellsAtTheEndOfTheStep, SettlesOnce, TellsTheLastFirst, PolicyTimersFirst,
+        ContextIsNoProgress, TellsAtTheEndOfTheStep, TellsTheLastFirst, PolicyTimersFirst,
         PolicyTimersAreNotForeseen, EveryLifeIsManaged), ADMISSIONS),
     **dict.fromkeys((
         AsksAlwaysOnce, AsksLater, AnyTicketWillDo, NoAnswerForgetsWhatWasKnown, AnswerIsANewSnapshot,
