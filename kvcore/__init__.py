@@ -5,6 +5,9 @@ the whole.
 """
 
 from kvcore._explanation_text import text as explanation_text
+from kvcore._journal_cut import JournalCut
+from kvcore._journal_cut import cut as cut_journal
+from kvcore._journal_cut import span as journal_span
 from kvcore.actions import (
     Action,
     AnyAction,
@@ -121,6 +124,7 @@ __all__ = [
     "InvalidSnapshot",
     "InvalidTrace",
     "JournalBatch",
+    "JournalCut",
     "JournalMismatch",
     "JournalReader",
     "JournalReplay",
@@ -171,7 +175,9 @@ __all__ = [
     "WorkerRemoved",
     "WorkerStatusChanged",
     "WorkerUpserted",
+    "cut_journal",
     "explanation_text",
+    "journal_span",
     "load_policy",
     "peer_event",
     "replay_journal",

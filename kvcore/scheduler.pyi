@@ -43,6 +43,6 @@ class Scheduler:
     @staticmethod
     def restore(
         data: bytes | bytearray | memoryview, *, admission: Mapping[str, Factory] | None = None,
-        replica_generation: int | None = None,
+        replica_generation: int | None = None, decisions_kept: int | None = None,
     ) -> Scheduler: ...
     def audit(self) -> list[str]: ...

@@ -460,10 +460,11 @@ cdef class Scheduler:
         return SnapshotWriter(self.lifecycle).write(self.config, self.profile, self.now_ns, self.digest())
 
     @staticmethod
-    def restore(data, *, admission=None, replica_generation=None):
+    def restore(data, *, admission=None, replica_generation=None, decisions_kept=None):
         """A scheduler that goes on where the one was that gave this snapshot. admission: as for a new one. O(state).
 
         replica_generation: a higher one for its new life, where other replicas listen; None: the old one.
+        decisions_kept: instead of the configuration's; it decides nothing, and no earlier decision is in a snapshot.
         Raises InvalidSnapshot for any bytes that `snapshot` has not given, and for another version's.
         """
         cdef Scheduler scheduler
@@ -471,9 +472,12 @@ cdef class Scheduler:
         data = bytes(memoryview(data))
         try:
             reader = SnapshotReader(data)
-            scheduler = Scheduler(reader.config, admission)
+            kept = reader.config.decisions_kept if decisions_kept is None else decisions_kept
+            scheduler = Scheduler(replace(reader.config, decisions_kept=kept), admission)
             scheduler._resume(reader)
+            scheduler.config = reader.config
             reader.check(scheduler.audit(), scheduler.snapshot())
+            scheduler.config = replace(reader.config, decisions_kept=kept)
         except DAMAGE as error:
             raise InvalidSnapshot(str(error) or type(error).__name__) from error
         if replica_generation is not None:

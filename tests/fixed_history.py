@@ -3,8 +3,9 @@
     python tests/fixed_history.py           prints the record as JSON
     python tests/fixed_history.py --golden  writes it to tests/golden/, after a change that is meant to alter it
 
-Every kind of event and of action occurs: the plain run on classes and orders, in both modes of arbitration, the full
-one also on strict capacity, marks, load reports, tiers, predictions, decay, a temperature, retries and a drain. The
+Every kind of event and of action occurs but those of admission policies, refresh, reload and replicas: the plain run on
+classes and orders, in both modes of arbitration, the full one also on strict capacity, marks, load reports, tiers,
+predictions, decay, a temperature, retries and a drain. The
 choices come from a generator of its own, so that they depend on nothing but SEED; what the driver remembers is kept in
 the order in which the scheduler told it.
 """

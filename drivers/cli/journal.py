@@ -5,18 +5,17 @@ A journal whose name ends in .gz is gzipped; reading goes by the file's first by
 
 from __future__ import annotations
 
-import dataclasses
 import gzip
 import time
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from io import TextIOWrapper
+from io import StringIO, TextIOWrapper
 from typing import IO, TYPE_CHECKING, Any, cast
 
 import click
 
-from .output import write_outputs
+from .output import STDOUT, check_output, write_outputs
 
 if TYPE_CHECKING:
     from kvcore.config import SchedulerConfig
@@ -38,6 +37,12 @@ def write_journal(path: str, config: SchedulerConfig, fill: Callable[[Tap], None
     def write(stream: IO[str]) -> None:
         with JournalWriter(stream, config) as journal:
             fill(journal.batch)
+
+    _write_text(path, write)
+
+
+def _write_text(path: str, write: Callable[[IO[str]], None]) -> None:
+    """What `write` writes as a file, gzipped where the name says so."""
 
     def write_packed(stream: IO[str]) -> None:
         # Neither a time nor a name inside: the same run gives the same bytes.
@@ -107,10 +112,10 @@ def explain_command(file: str, request_id: str, at: int | None, json: bool) -> N
     """
     from kvcore import Explanation
 
-    from .journal_explain import as_json, as_text, follow
+    from .journal_explain import as_json, as_text, follow, waits
 
     with _opened(file) as journal:
-        trail = follow(journal, request_id, at)
+        trail = follow(journal, request_id, at, waits(journal, request_id))
         last = journal.batches - 1
         _tell_cut(journal)
     if at is not None and last < at:
@@ -121,7 +126,8 @@ def explain_command(file: str, request_id: str, at: int | None, json: bool) -> N
             raise click.ClickException(
                 f"{file}: no request {request_id!r} is live after batch {at}, nor was it dispatched before")
     elif trail.later is not None:
-        told = Explanation(request_id, "ended", trail.later[1], ("it neither waited nor was it dispatched",))
+        since = "" if journal.snapshot is None else " since the border of the cut"
+        told = Explanation(request_id, "ended", trail.later[1], (f"it neither waited nor was it dispatched{since}",))
     else:
         raise click.ClickException(f"{file}: no request {request_id!r} waited or was dispatched")
     click.echo((as_json if json else as_text)(file, trail, told), nl=False)
@@ -129,12 +135,92 @@ def explain_command(file: str, request_id: str, at: int | None, json: bool) -> N
 
 def _explained(file: str, request_id: str, batch: int, decisions: int) -> Explanation:
     """What a scheduler says of a request after this batch, if it keeps so many decisions."""
-    from kvcore import Scheduler, replay_journal
+    from kvcore import replay_journal
 
     with _opened(file) as journal:
-        scheduler = Scheduler(dataclasses.replace(journal.config, decisions_kept=decisions))
+        scheduler = journal.start(decisions_kept=decisions)
         replay_journal(journal, scheduler, until=batch + 1)
     return scheduler.explain(request_id)
+
+
+@journal_group.command("cut")
+@click.argument("file", metavar="FILE")
+@click.option("--around", metavar="REQUEST_ID", help="The batches in which this request is named, and those between.")
+@click.option("--before", type=click.IntRange(min=0), metavar="N", help="N more before them.  [default: 0]")
+@click.option("--after", type=click.IntRange(min=0), metavar="N", help="N more behind them.  [default: 0]")
+@click.option("--from", "first", type=click.IntRange(min=0), metavar="BATCH", help="First batch; FILE's first is 0.")
+@click.option("--to", "last", type=click.IntRange(min=0), metavar="BATCH", help="Last batch, or beyond the end.")
+@click.option(
+    "-o", "--output", default=STDOUT, metavar="OUT", help="Where to; gzipped if it ends in .gz.  [default: -]")
+@click.pass_context
+def cut_command(
+    ctx: click.Context, file: str, around: str | None, before: int | None, after: int | None, first: int | None,
+    last: int | None, output: str,
+) -> None:
+    """Write some batches of FILE as a journal of their own, with the state before them in its first line.
+
+    Either --around, or --from and --to. The batches before are stepped once more; the exit status is 1 if something
+    else comes out than FILE says. The cut counts its batches from 0 again. Policies of admission must be built in or
+    installed.
+
+    \b
+    Examples:
+      kvcore journal cut run.jsonl.gz --around r7 --before 20 -o r7.jsonl.gz
+      kvcore journal cut run.jsonl.gz --from 1000 --to 1100 -o part.jsonl
+    """
+    from kvcore.errors import JournalMismatch
+
+    check_output("--output", output, [file])
+    if around is not None:
+        if first is not None or last is not None:
+            raise click.UsageError("--around goes without --from and --to")
+        first, last = _around(file, around, before or 0, after or 0)
+    elif before is not None or after is not None:
+        raise click.UsageError("--before and --after need --around")
+    elif first is None or last is None:
+        raise click.UsageError("give --around, or --from and --to")
+    try:
+        _cut(file, first, last, output)
+    except JournalMismatch as error:
+        click.echo(f"different  {error}", err=output == STDOUT)
+        ctx.exit(1)
+
+
+def _around(file: str, request_id: str, before: int, after: int) -> tuple[int, int]:
+    from kvcore import journal_span
+
+    with _opened(file) as journal:
+        found = journal_span(journal, request_id)
+    if found is None:
+        raise click.ClickException(f"{file}: no request {request_id!r}")
+    return max(0, found[0] - before), found[1] + after
+
+
+def _cut(file: str, first: int, last: int, output: str) -> None:
+    """Cut, and say what. Standard output, too, gets all or nothing."""
+    from kvcore import JournalCut, cut_journal
+
+    if last < first:
+        raise click.ClickException(f"--from {first} --to {last}: no batch is in there")
+    done: list[JournalCut] = []
+    with _opened(file) as journal:
+
+        def write(stream: IO[str]) -> None:
+            done.append(cut_journal(journal, stream, first, last))
+
+        try:
+            if output == STDOUT:
+                held = StringIO()
+                write(held)
+                click.echo(held.getvalue(), nl=False)
+            else:
+                _write_text(output, write)
+        except NotImplementedError:
+            raise click.ClickException(f"{file}: an admission policy has no dump: there is no snapshot") from None
+    if output != STDOUT:
+        click.echo(f"cut        batches {done[0].first} to {done[0].last} of {file}")
+        click.echo(f"digest     {done[0].digest or '(none: something comes out otherwise than recorded)'}")
+    _tell_cut(journal)
 
 
 def _tell_cut(journal: JournalReader) -> None:

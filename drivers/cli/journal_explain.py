@@ -20,6 +20,7 @@ from kvcore import (
     Explanation,
     Ignored,
     JournalBatch,
+    JournalReader,
     Park,
     Publish,
     RefreshOverlap,
@@ -32,6 +33,7 @@ from kvcore import (
 
 _ENDS = (RequestCancelled, RequestFinished, DispatchFailed)
 _DECISIONS_MAX = 2**20
+_WAITS = ("waiting", "deferred", "refreshing")
 
 
 @dataclass
@@ -49,10 +51,16 @@ class Trail:
     later: tuple[int, int, str] | None = None
 
 
-def follow(batches: Iterable[JournalBatch], request_id: str, at: int | None = None) -> Trail:
-    """Look for a request, up to batch `at`, which is then the one to stop after, or to the end."""
+def waits(journal: JournalReader, request_id: str) -> bool:
+    """Whether a request waits at the border of a cut."""
+    return journal.snapshot is not None and journal.start().explain(request_id).state in _WAITS
+
+
+def follow(
+    batches: Iterable[JournalBatch], request_id: str, at: int | None = None, waits: bool = False,
+) -> Trail:
+    """Look for a request, up to batch `at`, which is then the one to stop after, or to the end. waits: at first."""
     trail = Trail()
-    waits = False
     total = own = 0  # dispatches so far; the number of its last one
     for number, batch in enumerate(batches):
         ends = _facts(batch, request_id)

@@ -45,7 +45,7 @@ def test_the_record_is_worth_keeping(golden):
     runs = json.loads(golden)
     assert len(runs["full"]["kinds"]) == 22
     seen = {reason for run in runs.values() for reason in run["rejected"]}
-    assert {reason.name for reason in RejectReason} - seen == {"NO_WORKERS"}
+    assert {reason.name for reason in RejectReason} - seen == {"NO_WORKERS", "ADMISSION_REFUSED"}
     for run in runs.values():
         assert len(run["kinds"]) >= 16
         assert len(run["rejected"]) >= 9

@@ -148,10 +148,10 @@ class TellsAtTheEndOfTheStep(StandIn):
 
 class SettlesOnce(StandIn):
     def _settle(self):
-        deliver = self._deliver
-        self._deliver = lambda: deliver() and False
+        deliver = self._deliver_all
+        self._deliver_all = lambda: deliver() and False
         super()._settle()
-        del self._deliver
+        del self._deliver_all
 
 
 class TellsTheLastFirst(StandIn):
@@ -268,11 +268,24 @@ class TimeoutsBeforeDeadlines(StandIn):
         super()._fall_due({DEADLINE: REFRESH, REFRESH: DEADLINE}.get(kind, kind), what, until_ns)
 
 
-class EarlyAnswersAreForgotten(StandIn):
-    def _answered(self, host, answer):
-        deciding, self.deciding = self.deciding, None
-        super()._answered(host, answer)
-        self.deciding = deciding
+class AsksBeforeItSettles(StandIn):
+    asked = True
+
+    def _arrived(self, request):
+        self.asked = self._class_of(request, self._snapshot(request)) in self._without_policy()
+        super()._arrived(request)
+        self.asked = True
+
+    def _without_policy(self):
+        return [index for index, host in enumerate(self.hosts) if host is None]
+
+    def _decide(self, *arguments):
+        self.asked = True
+        return super()._decide(*arguments)
+
+    def _settle(self):
+        if self.asked:
+            super()._settle()
 
 
 class WindowCountsWhatCostNothing(StandIn):
@@ -284,7 +297,8 @@ class WindowCountsWhatCostNothing(StandIn):
 
 #: Mutants that random plans seldom meet: who tells them apart.
 BY_STORY = {
-    EarlyAnswersAreForgotten: ("admission", "who_is_let_go_before_it_is_stored_is_not_forgotten"),
+    AsksBeforeItSettles: ("admission", "who_is_not_stored_yet_cannot_be_let_go"),
+    SettlesOnce: ("admission", "the_test_of_a_limit_settles_first"),
     ReleaseTestsLimits: ("admission", "a_rank_makes_it_another_request"),
     AnyPolicyMayRelease: ("admission_calls", "answers_about_others_are_passed_over"),
     AgeCountsFromTheArrival: ("refresh", "strict_puts_it_back_where_there_is_none"),
@@ -298,7 +312,7 @@ MUTANTS = {
         DeferredIsUncounted, DeferredHasNoDeadline, DeferredIsParkedAsQueued, DefersWithoutLimits, DefersWhoMayNotWait,
         PlacementKeepsTheClass, PlacementIsNoNewSnapshot, PlacementMovesPins, ReleaseIsNotRefused, ReleaseIsAnArrival,
         ReleaseIsNotParked, NobodyHearsOfReleases, AcceptanceIsNotTold, CompletionIsNoDispatch, ContextMayShrink,
-        ContextIsNoProgress, TellsAtTheEndOfTheStep, SettlesOnce, TellsTheLastFirst, PolicyTimersFirst,
+        ContextIsNoProgress, TellsAtTheEndOfTheStep, TellsTheLastFirst, PolicyTimersFirst,
         PolicyTimersAreNotForeseen, EveryLifeIsManaged), ADMISSIONS),
     **dict.fromkeys((
         AsksAlwaysOnce, AsksLater, AnyTicketWillDo, NoAnswerForgetsWhatWasKnown, AnswerIsANewSnapshot,

@@ -13,7 +13,7 @@ LAYERS = {
     "vocabulary": ["_types"],
     "values": ["errors", "request", "replica", "policy", "events", "actions", "config", "stats", "hashing",
                "_yaml_marks", "_admission_protocol", "_admission_values", "_session_concurrency", "_program_budget",
-               "admission", "policy_file", "policy_lint", "explanation", "explanation_text"],
+               "admission", "policy_file", "policy_lint", "explanation", "_explanation_text"],
     "layouts": ["_journal_codec", "_journal_values"],
     "containers": ["_wire", "_slots", "_heap", "_blocks", "_prefix", "_active", "_predicted", "_overtaking",
                    "_elementary", "_tournament"],
@@ -24,7 +24,7 @@ LAYERS = {
                  "_lifecycle", "_reload", "_facts", "_accept", "_obstacles", "_explain", "_frame", "_snapshot",
                  "_restore_peers", "_restore_requests", "_restore"],
     "scheduler": ["scheduler"],
-    "record": ["journal"],
+    "record": ["journal", "_journal_cut"],
     "public": ["__init__"],
     "program": ["__main__"],
 }
@@ -54,13 +54,13 @@ CLOSED = {
 #: Who may see events and actions: the door, the scheduler and _facts, who words an answer or hands it on; how they
 #: stand in a journal, and the journal; and _restore, which knocks at the door with what it reads.
 SEES_EVENTS = {"_accept", "_exchange", "_facts", "_restore", "_restore_peers", "_restore_requests", "scheduler",
-               "_journal_values", "journal", "__init__"}
+               "_journal_values", "journal", "_journal_cut", "__init__"}
 SEES_ACTIONS = {"_exchange", "_placement", "_backlog", "_endings", "_admission", "_forecast", "_dispatch",
-                "_lifecycle", "_restore", "scheduler", "_journal_values", "journal", "__init__"}
+                "_lifecycle", "_restore", "scheduler", "_journal_values", "journal", "_journal_cut", "__init__"}
 
 STDLIB = {
-    "__future__", "collections", "collections.abc", "copy", "dataclasses", "difflib", "enum", "fractions", "hashlib",
-    "heapq", "itertools", "json", "math", "re", "struct", "textwrap", "types", "typing",
+    "__future__", "base64", "collections", "collections.abc", "copy", "dataclasses", "difflib", "enum", "fractions",
+    "hashlib", "heapq", "itertools", "json", "math", "re", "struct", "textwrap", "types", "typing",
 }
 C_LIBRARY = {"cython", "libc.math", "libc.stdint", "libc.stdlib", "libc.string"}
 #: What few modules may have: packages beyond the standard library, and that which finds what is installed.

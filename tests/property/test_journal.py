@@ -14,6 +14,7 @@ from strategies import flavours, plans, retries
 from strategies_letters import resolved
 from strategies_peers import replicas
 
+from kvcore._journal_cut import cut
 from kvcore.errors import InvalidJournal, JournalMismatch
 from kvcore.journal import JournalReader, JournalWriter, replay
 from kvcore.scheduler import Scheduler
@@ -66,6 +67,26 @@ def test_what_is_written_is_read_and_replays_where_dispatches_fail(plan):
 @given(plans(replicas(broken=False)))
 def test_what_is_written_is_read_and_replays_where_peers_speak(plan):
     check(plan)
+
+
+@given(plans(st.one_of(SOUND, replicas(broken=False)), most_batches=30), st.data())
+def test_what_is_cut_out_replays_and_explains_the_same(plan, data):
+    _, text = journal_of(plan)
+    lines = text.splitlines(keepends=True)
+    count = len(lines) - 2
+    for _ in range(3 if count else 0):
+        first = data.draw(st.integers(0, count - 1))
+        last = data.draw(st.integers(first, count))
+        part = io.StringIO()
+        told = cut(JournalReader(lines), part, first, last, admission=ADMISSION)
+        whole, twin = Scheduler(plan.config, ADMISSION), JournalReader(part.getvalue().splitlines(keepends=True))
+        scheduler = twin.start(ADMISSION)
+        done = replay(JournalReader(lines), whole, until=last + 1)
+        assert replay(twin, scheduler).digest == done.digest == told.digest
+        assert part.getvalue().splitlines(keepends=True)[1:-1] == lines[first + 1 : last + 2][: count - first]
+        assert scheduler.snapshot() == whole.snapshot()
+        for entry in whole.queue_dump(3):
+            assert repr(scheduler.explain(entry.request_id)) == repr(whole.explain(entry.request_id))
 
 
 @given(plans(SOUND, most_batches=12), st.data())

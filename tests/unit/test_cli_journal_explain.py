@@ -9,12 +9,12 @@ import re
 from dataclasses import replace
 
 import pytest
+from kvcore.drivers.cli import main
+from kvcore.drivers.cli.journal_explain import Trail, follow
 from stories import Story, arrive, profile, upsert
 
 from kvcore._explanation_text import text
 from kvcore.config import IndexMode
-from kvcore.drivers.cli import main
-from kvcore.drivers.cli.journal_explain import Trail, follow
 from kvcore.events import (
     DispatchFailed,
     OverlapRefreshed,
@@ -143,6 +143,14 @@ def test_of_one_that_failed_the_decision_of_its_last_attempt_is_told(kvcore):
     assert "decision   attempt 1 at 1 ns" in out
     assert out.startswith("journal    j.jsonl, after batch 9, at 4 ns\n" + explained(told, "a", 7, **config)[:50])
     assert "decision" not in explained(told, "a", 6, **config)
+
+
+def test_of_a_replica(kvcore):
+    """What is told to others names no request."""
+    told = write([(arrive(1, "a"),)], replica="me")
+    status, out, _ = kvcore("journal", "explain", "j.jsonl", "a")
+    assert (status, out) == (
+        0, "journal    j.jsonl, after batch 1, at 1 ns\n" + explained(told, "a", replica="me"))
 
 
 def test_gzipped_or_cut_short(kvcore, folder):
