@@ -43,7 +43,7 @@ def managed(make, **config) -> Play:
     (lambda story: story.finish("a", 1, outcome=Outcome.ABORTED, context_tokens=12), "aborted a @5"),
     (lambda story: story.fail("a", 1), "aborted a @5"),
     (lambda story: story.cancel("a"), "aborted a @5"),
-], ids=str)
+], ids=lambda value: value if isinstance(value, str) else "")
 def test_the_first_sign_of_life(make, fact, told):
     story = managed(make)
     assert fact(story) == ()
