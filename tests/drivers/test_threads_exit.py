@@ -35,9 +35,12 @@ def until(condition):
 
 
 def run(script: str) -> list[str]:
-    """What it prints, line by line. Its exit status is 0 and it says nothing of errors."""
+    """What it prints, line by line. Its exit status is 0 and it says nothing of errors.
+
+    -P: what is installed, whatever lies in the present folder.
+    """
     answer = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", OPENED + script], capture_output=True, text=True, check=False,
+        [sys.executable, "-P", "-W", "ignore", "-c", OPENED + script], capture_output=True, text=True, check=False,
         timeout=PATIENCE_S)
     assert (answer.returncode, answer.stderr) == (0, "")
     return answer.stdout.splitlines()
