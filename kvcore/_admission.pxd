@@ -6,7 +6,7 @@ from kvcore._fleet cimport Fleet
 from kvcore._placement cimport Placement
 from kvcore._policies cimport Policies
 from kvcore._requests cimport RequestTable
-from kvcore._types cimport slot_t
+from kvcore._types cimport slot_t, tokens_t
 from kvcore.request cimport Rank, Request
 
 
@@ -30,7 +30,7 @@ cdef class Admission:
     cdef int release(self, slot_t slot, Rank rank, bint by_hand, list out) except -1
     cdef int decide_anew(self, slot_t slot, list out) except -1
     cdef int hear(self, slot_t slot) except -1
-    cdef int advance_context(self, slot_t slot, object tokens) except -1
+    cdef int advance_context(self, slot_t slot, tokens_t tokens) except -1
     cdef int deliver(self, list out) except -1
     cdef bint deliver_all(self, list out) except -1
     cdef int on_time(self, list out) except -1

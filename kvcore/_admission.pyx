@@ -123,10 +123,10 @@ cdef class Admission:
             self._policies.tell(row.policy, CALL_DISPATCHED, self._requests.ids.id_of(slot), None)
         return 0
 
-    cdef int advance_context(self, slot_t slot, object tokens) except -1:
-        """Its context is at least so long; None: nobody knows."""
+    cdef int advance_context(self, slot_t slot, tokens_t tokens) except -1:
+        """Its context is at least so long."""
         cdef request_t* row = &self._requests.rows[slot]
-        if tokens is None or tokens <= row.context:
+        if tokens <= row.context:
             return 0
         row.context = tokens
         if row.policy != NO_SLOT:

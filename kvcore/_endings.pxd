@@ -19,4 +19,5 @@ cdef class Endings:
     cdef int complete(self, slot_t slot) except -1
     cdef int abort(self, slot_t slot) except -1
 
+    cdef int _give_up(self, slot_t slot) except -1
     cdef int _close(self, slot_t slot) except -1

@@ -20,10 +20,7 @@ cdef class Endings:
         """It ends with this answer."""
         self._inspector.count_reject(action.reason, action.class_index)
         out.append(action)
-        if self._requests.rows[slot].policy != NO_SLOT:
-            self._policies.tell(
-                self._requests.rows[slot].policy, CALL_ABORTED, self._requests.ids.id_of(slot), None)
-        return self._close(slot)
+        return self._give_up(slot)
 
     cdef int complete(self, slot_t slot) except -1:
         """Its run has ended well."""
@@ -39,6 +36,10 @@ cdef class Endings:
     cdef int abort(self, slot_t slot) except -1:
         """It ends in any other way."""
         self._inspector.aborted += 1
+        return self._give_up(slot)
+
+    cdef int _give_up(self, slot_t slot) except -1:
+        """Close a row whose request has not ended well, and tell its policy."""
         if self._requests.rows[slot].policy != NO_SLOT:
             self._policies.tell(
                 self._requests.rows[slot].policy, CALL_ABORTED, self._requests.ids.id_of(slot), None)

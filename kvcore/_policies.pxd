@@ -17,7 +17,7 @@ cdef class Policies:
     cdef list _policies            # by class index; None: the class has none
     cdef list _labels              # by class index: (type, class name)
     cdef list _due                 # by class index: when it wants to be called, NEVER_NS: not
-    cdef list _news                # calls to come, first in first out: (class index, call, request id, tokens)
+    cdef object _news              # deque: calls to come, first in first out: (class index, call, request id, tokens)
     cdef readonly bint any
 
     cdef list build(self, object profile)

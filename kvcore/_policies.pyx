@@ -10,6 +10,7 @@ Calls are made one by one, first in first out, by whoever drives the work list, 
 so add calls.
 """
 import copy
+from collections import deque
 
 from kvcore._types cimport NEVER_NS, NO_SLOT
 
@@ -30,7 +31,7 @@ cdef class Policies:
         self._policies = []
         self._labels = []
         self._due = []
-        self._news = []
+        self._news = deque()
 
     cdef list build(self, object profile):
         """Fresh policies for the classes of a profile. Raises InvalidPolicy."""
@@ -52,8 +53,8 @@ cdef class Policies:
                 built[at] = self._policies[i]
                 due[at] = self._due[i]
                 kept[i] = at
-        self._news = [(kept[i], call, request_id, tokens) for i, call, request_id, tokens in self._news
-                      if kept[i] != NO_SLOT]
+        self._news = deque([(kept[i], call, request_id, tokens) for i, call, request_id, tokens in self._news
+                            if kept[i] != NO_SLOT])
         self._policies = built
         self._labels = [None if item.admission is None else (item.admission.type, item.name)
                         for item in profile.classes]
@@ -108,7 +109,7 @@ cdef class Policies:
 
     cdef list next_answers(self, slot_t* class_index, ns_t now_ns):
         """Make the call that stands first; returns the MakeReadys that it is answered with."""
-        place, call, request_id, tokens = self._news.pop(0)
+        place, call, request_id, tokens = self._news.popleft()
         class_index[0] = place
         name = NAMES[call]
         if call == CALL_ADVANCED or call == CALL_COMPLETED:

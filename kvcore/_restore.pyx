@@ -89,7 +89,7 @@ cdef class SnapshotReader:
         self._lifecycle.draining = take_flag(&self._frame.reader)
         self._lifecycle.drain_ns = self._frame.take_due()
         self._policies.load(self._frame.take_json(list))
-        if self._policies.first_due_ns() <= self._frame.now_ns:
+        if self._policies.first_due_ns() < self._frame.now_ns:
             raise ValueError("an admission policy wanted to be called before now")
         return 0
 

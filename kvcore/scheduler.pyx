@@ -147,7 +147,7 @@ cdef class Scheduler:
 
     @property
     def next_deadline_ns(self):
-        """When the core next wants a step if nothing else happens: a time, or None. O(1)."""
+        """When the core next wants a step if nothing else happens: a time, or None. O(admission policies)."""
         cdef ns_t due_ns = min(self.lifecycle.first_due_ns(), self.fleet.next_due_ns(self.queue.size > 0))
         return None if due_ns >= NS_END else due_ns
 
@@ -395,7 +395,7 @@ cdef class Scheduler:
     # Reading. None of it changes the digest.
 
     def peek(self, Request request not None, /):
-        """What would happen to this request if it arrived now, at the last time seen: its Dispatch, Park or Reject.
+        """What would happen to this request if it arrived now: its Dispatch, Park, Reject or RefreshOverlap.
 
         Raises InvalidEvent as `step` would. Ties are broken with a copy of the generator. Where max_overtake_tokens
         lets an older request go first, the answer is that of one that waits, even if both would run in that step.
@@ -454,7 +454,7 @@ cdef class Scheduler:
     def snapshot(self):
         """The whole state as bytes, from which `restore` makes a scheduler that goes on alike. O(state).
 
-        The same state gives the same bytes. They hold no prompt text, but request ids, names and block hashes.
+        Canonical: no prompt text, but ids, names and block hashes. NotImplementedError: a policy has no `dump`.
         """
         self._check_owner()
         return SnapshotWriter(self.lifecycle).write(self.config, self.profile, self.now_ns, self.digest())

@@ -22,7 +22,7 @@ from kvcore.events import (
     TimerFired,
     WorkerStatusChanged,
 )
-from kvcore.policy import AdmissionSpec, QueuePolicy
+from kvcore.policy import AdmissionSpec, PolicyClass, PolicyProfile, QueuePolicy
 from kvcore.request import Overlap, Rank, Request
 
 MAGIC = b"kvcoreSN"
@@ -284,3 +284,24 @@ def test_cut_under_a_right_checksum(data):
         fault(sealed(content[:size]))
         fault(sealed(content[:size] + content[size + 8:]))
         fault(sealed(content[:size] + bytes(8) + content[size:]))
+
+
+def test_a_policy_may_want_to_be_called_at_once():
+    """Nothing has been stepped yet, so that its time has come and it has not been called."""
+
+    class Eager(AdmissionPolicy):
+        def __init__(self, parameters):
+            pass
+
+        def next_deadline_ns(self):
+            return 0
+
+        def dump(self):
+            return None
+
+        def load(self, value):
+            pass
+
+    profile = PolicyProfile((PolicyClass("default", 1, admission=AdmissionSpec("eager")),))
+    scheduler = Scheduler(SchedulerConfig(profile=profile), {"eager": Eager})
+    assert Scheduler.restore(scheduler.snapshot(), admission={"eager": Eager}).digest() == scheduler.digest()
