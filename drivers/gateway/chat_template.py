@@ -22,14 +22,12 @@ class ChatTemplate:
     """One compiled template. specials: texts of the model's special tokens, by name, as templates use them."""
 
     def __init__(self, source: str, specials: dict[str, str]) -> None:
-        from jinja2 import TemplateError
         from jinja2.ext import loopcontrols
         from jinja2.sandbox import ImmutableSandboxedEnvironment
 
         environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
         environment.filters["tojson"] = _to_json
         environment.globals.update(raise_exception=_refuse, strftime_now=lambda form: datetime.now().strftime(form))
-        self._errors: tuple[type[Exception], ...] = (TemplateError, TypeError, ValueError, KeyError, AttributeError)
         self._template = environment.from_string(source)
         self._specials = specials
 
@@ -40,7 +38,7 @@ class ChatTemplate:
         try:
             return self._template.render({"tools": None, "documents": None} | self._specials | arguments
                                          | {"messages": messages})
-        except self._errors:
+        except Exception:  # a template is a program, and raises what it likes
             return None
 
 

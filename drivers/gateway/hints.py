@@ -87,6 +87,18 @@ class Hints:
         return frozenset((self.worker_id,)) if self.worker_id is not None and self.dp_rank is None else None
 
 
+def names_of(profile: PolicyProfile | None) -> frozenset[str]:
+    """Names by which a client can ask for a class: explicit classes and families."""
+    if profile is None:
+        return frozenset((default_name(None),))
+    return frozenset(item.policy_family or item.name for item in profile.classes)
+
+
+def default_name(profile: PolicyProfile | None) -> str:
+    """What a request is in that names nothing; without a policy there is one class."""
+    return "default" if profile is None else profile.default_policy_family or "default"
+
+
 class HintReader:
     """Reads hints under one policy and one set of caps. profile: that in force; a reload makes another reader."""
 
@@ -95,10 +107,8 @@ class HintReader:
         self._caps = HintCaps(
             True, settings.priority_max, settings.strict_priority_max, settings.deadline_max_s,
             settings.expected_output_max)
-        self._default = None if profile is None else profile.default_policy_family
-        classes = () if profile is None else profile.classes
-        self._known = {item.name for item in classes if item.policy_family is None}
-        self._known |= {item.policy_family for item in classes if item.policy_family is not None}
+        self._default = default_name(profile)
+        self._known = names_of(profile)
 
     def read(self, headers: Sequence[tuple[bytes, bytes]], body: Body) -> Hints:
         """The hints of one request; headers: lower-case names. Raises: Refused(MALFORMED) for what cannot be read."""
@@ -129,7 +139,9 @@ class HintReader:
             expected_output_tokens=_least(self._output(agent, body), caps.expected_output_max))
 
     def _caps_of(self, policy_class: str | None) -> HintCaps:
-        return self._settings.classes.get(policy_class or self._default or "", self._caps)
+        """Those of the class that it will be in: a name that nothing bears must not lead past the default one's."""
+        name = policy_class if policy_class in self._known else self._default
+        return self._settings.classes.get(name, self._caps)
 
     def _class(self, given: Mapping[bytes, bytes]) -> str | None:
         """The class or family asked for, where a client may have it; None: the default family.
