@@ -108,6 +108,7 @@ def open_publisher(
         pub.sndhwm = WAITING_MAX
         pub.linger = router.linger = 0
         router.sndhwm = 0                   # a whole replay; the deque bounds it
+        pub.ipv6 = router.ipv6 = "[" in f"{endpoint}{replay}"
         (pub.connect if connect else pub.bind)(endpoint)
         if replay is not None:
             router.bind(replay)

@@ -10,6 +10,8 @@ import pytest
 import trio
 import zmq
 from engine_cases import tight
+from kvcore.drivers.kvevents.decoder import decode
+from kvcore.drivers.kvevents.values import Stored
 from kvcore.drivers.mock.model import EngineModel
 from kvcore.drivers.mock.publisher import open_publisher
 from kvcore.drivers.mock.tokens import encode
@@ -116,6 +118,23 @@ def test_wide_hashes_end_with_the_number():
     assert [len(name) for name in stored["block_hashes"]] == [32, 32]
     assert [int.from_bytes(name[-8:], "big") for name in stored["block_hashes"]] == seq.chain.names
     assert stored["extra_keys"] == [["tenant"], None]
+
+
+def test_the_gateway_reads_what_the_mock_says():
+    model, said = EngineModel(tight(8)), []
+    with publishing(wide=True) as (publisher, reader, _):
+        for text in ("one prompt of two blocks it is, so", "another that needs all the room there is left. And evicts"):
+            model.submit(text, encode(text), 9)
+            play(model, publisher)
+        while reader.poll(50):
+            said += decode(reader.recv_multipart()[2]).events
+    stored = [event for event in said if isinstance(event, Stored)]
+    held: set[int] = set()
+    for event in said:
+        held = held | set(event.hashes) if isinstance(event, Stored) else held - set(event.hashes)
+    assert held == set(model.cache._index)
+    assert stored[0].parent is None
+    assert stored[0].tokens == tuple(encode("one prompt of two blocks it is, so")[:8])
 
 
 def test_what_was_lost_can_be_had_again():
