@@ -1,4 +1,4 @@
-"""Configuration: one order of precedence, every setting by flag, environment and file, and refusals with their place."""
+"""Configuration: one order of precedence, every setting by flag, environment and file, refusals with their place."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ from kvcore.request import WorkerConfig
 #: A text that each setting takes and that is not its default.
 OTHERS = {
     "policy": "p.yaml", "model": "llama", "models": "a,b", "overload_status": "529", "log_level": "debug",
-    "listen.host": "0.0.0.0", "listen.port": "9000", "admin.host": "::1", "scheduler.index": "events", "scheduler.default_queue_policy": "wspt",
+    "listen.host": "0.0.0.0", "listen.port": "9000", "admin.host": "::1", "scheduler.index": "events",
+    "scheduler.default_queue_policy": "wspt",
     "scheduler.capacity": "strict", "scheduler.on_overload": "reject", "hints.trust": "none", "hints.pins": "false",
     "hints.output_reserve": "max_tokens", "tokenizer.source": "estimate", "tokenizer.file": "t.json",
 }
@@ -199,7 +200,8 @@ def test_nothing_is_written_in_many_ways():
 
 def test_a_worker_as_text():
     spec = UpstreamSpec.of_text("http://h:81,max-requests=4,taints=a+b,kv-events=tcp://h:5557,kv_bind=yes")
-    assert spec == UpstreamSpec("http://h:81", max_requests=4, taints=("a", "b"), kv_events="tcp://h:5557", kv_bind=True)
+    assert spec == UpstreamSpec(
+        "http://h:81", max_requests=4, taints=("a", "b"), kv_events="tcp://h:5557", kv_bind=True)
     assert spec.address == ("h", 81)
     assert spec.worker(7) == WorkerConfig(7, max_requests=4, taints=frozenset({"a", "b"}))
     assert UpstreamSpec.of_text("http://[::1]").address == ("::1", 80)

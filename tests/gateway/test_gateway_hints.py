@@ -1,4 +1,4 @@
-"""Hints: every ecosystem's words, polarity, ranges, caps by class, and that nothing a client says is believed further."""
+"""Hints: every ecosystem's words, polarity, ranges, caps by class; nothing that a client says is believed further."""
 
 from __future__ import annotations
 
@@ -220,8 +220,8 @@ def test_every_response_says_class_and_queue_time_also_where_nothing_waited():
     assert headers == {
         b"x-request-id": b"mine", b"x-kvcore-request-id": b"g-1", b"x-kvcore-policy-class": b"premium",
         b"x-kvcore-queue-ms": b"0", b"x-llm-d-flow-queue-duration-ms": b"0"}
-    told = dict(Echo(
-        "mine", "g-1", "pré\nmium", 1_234_567_890, 3, 2, "exact", Hints(priority_jump=5.0, strict_priority=2)).headers())
+    hints = Hints(priority_jump=5.0, strict_priority=2)
+    told = dict(Echo("mine", "g-1", "pré\nmium", 1_234_567_890, 3, 2, "exact", hints).headers())
     assert told[b"x-kvcore-policy-class"] == b"pr__mium"
     assert told[b"x-kvcore-queue-ms"] == told[b"x-llm-d-flow-queue-duration-ms"] == b"1234"
     assert (told[b"x-kvcore-worker-id"], told[b"x-kvcore-dp-rank"]) == (b"3", b"2")
