@@ -81,8 +81,9 @@ class Worker:
         self.scope = trio.CancelScope()
         self._look = trio.Event()
 
-    def suspect(self) -> None:
-        """Something has gone wrong there: probe it now."""
+    def suspect(self, refused: bool = False) -> None:
+        """Something has gone wrong there: probe it now. refused: nobody listens there."""
+        self.was_refused |= refused
         self._look.set()
 
     async def until_looked_at(self, interval_s: float) -> None:
@@ -213,7 +214,7 @@ class Fleet:
             status, _, _ = await worker.pool.fetch("GET", "/health", [], timeout_s=self._probe_s)
             worker.trouble = "" if status == 200 else f"/health answers {status}"
         except UpstreamError as error:
-            worker.was_refused |= isinstance(error, ConnectFailed)
+            worker.was_refused |= isinstance(error, ConnectFailed) and error.refused
             worker.trouble = str(error) or type(error).__name__
         if worker.trouble:
             if worker.health is not Health.DOWN:
@@ -221,7 +222,7 @@ class Fleet:
                 worker.health = Health.DOWN
                 await self._mark(worker, HEALTH, False)
             return
-        if worker.health is Health.DOWN:
+        if worker.health is Health.DOWN or worker.was_refused:
             log.info("worker %d (%s) is up", worker.worker_id, worker.spec.url)
             await self._revive(worker)
         worker.health = Health.UP
