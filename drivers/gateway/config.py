@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, fields, is_dataclass, replace
 from enum import Enum
 from typing import Any, TypeVar
 
-from kvcore.config import PREDICT_TTL_NS_DEFAULT, IndexMode, OnOverload, SchedulerConfig
+from kvcore.config import IndexMode, OnOverload, SchedulerConfig
 from kvcore.errors import InvalidConfig
 from kvcore.policy import Capacity, PolicyProfile, QueuePolicy
 from kvcore.request import SelectionWeights
@@ -247,21 +247,17 @@ class GatewayConfig:
         """What the scheduler is built with. Raises: InvalidConfig."""
         own = self.scheduler
         telling = [spec.kv_events is not None for spec in self.workers]
-        mode, predict_ttl_ns = IndexMode.APPROXIMATE, _ns(own.predict_ttl_s)
+        # Single silent workers of a fleet that speaks are predicted by what reads its events (drivers/kvevents).
+        mode = IndexMode.EVENTS if any(telling) else IndexMode.APPROXIMATE
         if own.index is not Index.AUTO:
             mode = IndexMode(own.index.value)
-        elif any(telling):
-            mode = IndexMode.EVENTS
-            if predict_ttl_ns is None and not all(telling):
-                # Of a worker that says nothing, own dispatches are all that is known.
-                predict_ttl_ns = PREDICT_TTL_NS_DEFAULT
         return SchedulerConfig(
             block_size=own.block_size, profile=self.profile, default_queue_policy=own.default_queue_policy,
             default_busy_threshold_frac=own.default_busy_threshold_frac, booking_ttl_ns=_ns(own.booking_ttl_s),
             index=mode, seed=own.seed,
             weights=SelectionWeights(**{item.name: getattr(self.weights, item.name) for item in fields(self.weights)}),
             on_overload=own.on_overload, overload_wait_ns=_ns(own.overload_wait_s) or 1,
-            predict_ttl_ns=predict_ttl_ns, reported_load_ttl_ns=_ns(own.reported_load_ttl_s),
+            predict_ttl_ns=_ns(own.predict_ttl_s), reported_load_ttl_ns=_ns(own.reported_load_ttl_s),
             capacity=own.capacity, attempts_max=own.attempts_max, pin_grace_ns=_ns(own.pin_grace_s) or 0,
             empty_fleet_wait_ns=_ns(own.empty_fleet_wait_s) or 0, decisions_kept=own.decisions_kept)
 

@@ -57,8 +57,8 @@ ENDPOINT = Kind("tcp://HOST:PORT", TEXT.read).or_none()
 class UpstreamSpec:
     """A worker's address and what is known of it; see WorkerConfig. None: unknown.
 
-    kv_events, kv_replay: zmq endpoints of its KV events, of rank dp_start; rank r has port + r - dp_start. kv_bind:
-    whether to bind kv_events, for engines that connect to it.
+    kv_events, kv_replay: zmq endpoints of its KV events, of rank 0; that of rank r has its port + r. kv_bind: whether
+    to bind kv_events, for engines that connect to it. kv_topic: messages that begin otherwise are not taken.
     """
 
     url: str = setting("", URL, "Address.")
@@ -72,6 +72,7 @@ class UpstreamSpec:
     kv_events: str | None = setting(None, ENDPOINT, "Where it publishes KV events.")
     kv_replay: str | None = setting(None, ENDPOINT, "Where it repeats them.")
     kv_bind: bool = setting(False, YES_NO, "Whether to bind kv_events instead of connecting to it.")
+    kv_topic: str = setting("", Kind("TEXT", str), "Topic of its KV events.")
 
     def __post_init__(self) -> None:
         if not self.url:

@@ -227,7 +227,14 @@ class Pool:
                 stream = await trio.open_tcp_stream(self.host, self.port)
         except trio.TooSlowError:
             raise ConnectFailed(f"no connection within {self._connect_s} s") from None
-        except (OSError, ExceptionGroup) as error:
-            raise ConnectFailed(str(error)) from error
+        except OSError as error:
+            raise ConnectFailed(str(error), _is_refusal(error)) from error
         self.opened += 1
         return Exchange(self, Socket(stream))
+
+
+def _is_refusal(error: BaseException | None) -> bool:
+    """Whether every address has refused: trio gives the errors of all as a group, or the only one."""
+    if isinstance(error, ExceptionGroup):
+        return all(_is_refusal(item) for item in error.exceptions)
+    return isinstance(error, ConnectionRefusedError) or (isinstance(error, OSError) and _is_refusal(error.__cause__))

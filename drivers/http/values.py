@@ -59,7 +59,11 @@ class UpstreamError(Exception):
 
 
 class ConnectFailed(UpstreamError):
-    """There is no connection to be had."""
+    """There is no connection to be had. refused: nobody listens there, so whoever did has ended."""
+
+    def __init__(self, message: str, refused: bool = False) -> None:
+        super().__init__(message)
+        self.refused = refused
 
 
 class ConnectionLost(UpstreamError):

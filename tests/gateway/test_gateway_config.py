@@ -244,20 +244,19 @@ weights: {temperature: 0.5, overlap_score_credit: 2}
     assert (config.weights.temperature, config.weights.overlap_score_credit) == (0.5, 2.0)
 
 
-@pytest.mark.parametrize(("index", "events", "mode", "predicts"), [
-    ("auto", (), IndexMode.APPROXIMATE, False),
-    ("auto", (None, None), IndexMode.APPROXIMATE, False),
-    ("auto", ("tcp://h:1", "tcp://h:2"), IndexMode.EVENTS, False),
-    ("auto", ("tcp://h:1", None), IndexMode.EVENTS, True),  # of the other one, own dispatches are all that is known
-    ("events", (None,), IndexMode.EVENTS, False),
-    ("off", ("tcp://h:1",), IndexMode.OFF, False),
-    ("approximate", ("tcp://h:1",), IndexMode.APPROXIMATE, False),
+@pytest.mark.parametrize(("index", "events", "mode"), [
+    ("auto", (), IndexMode.APPROXIMATE),
+    ("auto", (None, None), IndexMode.APPROXIMATE),
+    ("auto", ("tcp://h:1", "tcp://h:2"), IndexMode.EVENTS),
+    ("auto", ("tcp://h:1", None), IndexMode.EVENTS),
+    ("events", (None,), IndexMode.EVENTS),
+    ("off", ("tcp://h:1",), IndexMode.OFF),
+    ("approximate", ("tcp://h:1",), IndexMode.APPROXIMATE),
 ])
-def test_where_caches_are_known_from(index, events, mode, predicts):
+def test_where_caches_are_known_from(index, events, mode):
     workers = tuple([UpstreamSpec(f"http://h:{port}", kv_events=where) for port, where in enumerate(events, 1)])
     config = GatewayConfig(workers=workers, scheduler=SchedulerSettings(index=Index(index))).scheduler_config
     assert config.index is mode
-    assert (config.predict_ttl_ns is not None) is predicts
 
 
 def test_every_field_is_a_setting_or_a_section():
