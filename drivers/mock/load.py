@@ -67,10 +67,11 @@ class Outcome:
 
 
 class Load:
-    """Sends jobs to one address. outcomes: in the order in which they were complete."""
+    """Sends jobs to one address. outcomes: in the order in which they were complete. begun: whose body has begun."""
 
     def __init__(self, host: str, port: int) -> None:
         self.outcomes: list[Outcome] = []
+        self.begun = 0
         self._pool = Pool(host, port, connect_s=30.0)
         self._began_s = 0.0
 
@@ -115,7 +116,9 @@ class Load:
                         outcome.worker = value.decode()
                 while not exchange.is_complete:
                     part = await exchange.read()
-                    outcome.first_s = outcome.first_s or now() - began_s
+                    if not outcome.first_s:
+                        outcome.first_s = now() - began_s
+                        self.begun += 1
                     tail = (tail + part)[-_TAIL_BYTES:]
             finally:
                 exchange.close()
