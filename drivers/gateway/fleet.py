@@ -67,8 +67,8 @@ class Worker:
     """
 
     __slots__ = (
-        "_look", "health", "incarnation", "is_draining", "models", "pool", "probes", "running", "scope", "spec", "trouble",
-        "was_refused", "worker_id",
+        "_look", "health", "incarnation", "is_draining", "models", "pool", "probes", "running", "scope", "spec",
+        "trouble", "was_refused", "worker_id",
     )
 
     def __init__(self, worker_id: int, spec: UpstreamSpec, connect_s: float) -> None:
@@ -104,6 +104,7 @@ class Fleet:
         self._connect_s, self._probe_s, self._interval_s = connect_s, probe_s, interval_s
         self._workers: dict[int, Worker] = {}
         self._by_model: dict[str, frozenset[int] | None] = {}
+        self._is_silent = False
         self._turn = self._next_id = self.lookups = 0
 
     # Looking.
@@ -129,6 +130,11 @@ class Fleet:
     def models(self) -> tuple[str, ...]:
         """All that some worker says it serves, in the order in which they became known."""
         return tuple(self._by_model)
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether some worker has not said what it serves."""
+        return self._is_silent
 
     def serving(self, model: str) -> frozenset[int] | None:
         """The workers that serve a model; None: all of them. Raises KeyError for one that nobody serves."""
@@ -182,7 +188,8 @@ class Fleet:
 
     async def ask(self, body: bytes) -> bytes | None:
         """What some worker's /tokenize answers; None: none does. They take turns."""
-        candidates = [item for item in self._workers.values() if item.health is not Health.DOWN and not item.is_draining]
+        candidates = [
+            item for item in self._workers.values() if item.health is not Health.DOWN and not item.is_draining]
         self._turn += 1
         for offset in range(min(2, len(candidates))):
             worker = candidates[(self._turn + offset) % len(candidates)]
@@ -258,6 +265,7 @@ class Fleet:
     def _list_models(self) -> None:
         """Once per change: which model is served where. A worker that does not say serves them all."""
         silent = {item.worker_id for item in self._workers.values() if item.models is None}
+        self._is_silent = bool(silent)
         where: dict[str, set[int]] = {}
         for worker in self._workers.values():
             for model in worker.models or ():

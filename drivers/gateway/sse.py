@@ -1,9 +1,9 @@
 """Scanner of an answer as it passes through: first token, tokens so far, finish reasons, usage. Sans-IO.
 
 Events are forwarded as the bytes that came, whole: what is not yet complete is held back, so that an error can be put
-behind what has been sent without breaking an event in two. Most parts cost a count and two searches; JSON is decoded for
-the first events, for those with a finish reason and for usage. A key in quotes cannot be faked by generated text: inside
-of a JSON string its quotes are escaped.
+behind what has been sent without breaking an event in two. Most parts cost a count and two searches; JSON is decoded
+for the first events, for those with a finish reason and for usage. A key in quotes cannot be faked by generated text:
+inside of a JSON string its quotes are escaped.
 
 A token is counted per event, which is what engines send; where `usage` says how many there were, that counts.
 """
@@ -77,8 +77,8 @@ _PLAIN = msgspec.json.Decoder(_Plain).decode
 class Scanner:
     """What is known of one stream. choices: how many answers it has, each with a finish reason of its own.
 
-    started: there has been output. tokens: of output, so far. usage: the last one told. failed: the engine has given up.
-    tail: bytes of an event that is not complete.
+    started: there has been output. tokens: of output, so far. usage: the last one told. failed: the engine has given
+    up. tail: bytes of an event that is not complete.
     """
 
     __slots__ = ("_choices", "_ended", "failed", "started", "tail", "tokens", "usage")
@@ -144,11 +144,13 @@ class Scanner:
 
 
 def read_plain(body: bytes) -> tuple[Usage | None, bool]:
-    """Of an answer in one piece: its usage, and whether it has ended well."""
+    """Of an answer in one piece: its usage, and whether it has ended well. Raises ValueError for what is no JSON."""
     try:
         answer = _PLAIN(body)
-    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
+    except msgspec.ValidationError:
         return None, False
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise ValueError("no JSON") from error
     return answer.usage, bool(answer.choices) and not any(item.finish_reason in FAILURES for item in answer.choices)
 
 

@@ -30,12 +30,16 @@ log = logging.getLogger("kvcore.http")
 
 
 class Server:
-    """What is being served. connections: those that are open. limits may be read by anybody."""
+    """What is being served. connections: those that are open. refused: how many there was no room for.
+
+    ended: set when the last one has been answered after `stop`.
+    """
 
     def __init__(self, handler: Handler, limits: Limits, refuse: Refuse) -> None:
         self.limits = limits
         self.connections: set[Connection] = set()
         self.refused = 0
+        self.ended = trio.Event()
         self._handler, self._refuse = handler, refuse
         self._accepting = trio.CancelScope()
         self._watch = Watch()
@@ -133,4 +137,8 @@ async def serve_http(
     handler: called for each request, in the task of its connection. What it raises becomes an answer: HttpError its
     status, anything else 500. refuse: words such answers.
     """
-    await Server(handler, limits or Limits(), refuse)._run(listeners, task_status)
+    server = Server(handler, limits or Limits(), refuse)
+    try:
+        await server._run(listeners, task_status)
+    finally:
+        server.ended.set()
