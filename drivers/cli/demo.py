@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
+import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -18,13 +19,14 @@ if TYPE_CHECKING:
 
     from ..mock.load import Job, Outcome
 
+_PIPED_WIDTH = 100  # so that nothing is folded
 QUANTA = {"premium": 512, "regular": 128}
 SLOTS = 4
 WORKERS = 2
 BLOCK_SIZE = 16
 #: Conversations share so many openings, of so many words each: what prefix caches are for.
-OPENINGS, OPENING_WORDS = 8, 240
-ANSWER_TOKENS = 8
+OPENINGS, OPENING_WORDS = 8, 120
+ANSWER_TOKENS = 24
 
 _POLICY = """\
 default_policy_family: regular
@@ -86,6 +88,7 @@ def demo_command(requests: int, engine: str, port: int, keep: bool) -> None:
             click.echo(f"\n{requests} requests to {servers.url}, all at once ...\n")
             load = Load("127.0.0.1", int(servers.url.rpartition(":")[2]))
             outcomes = trio.run(load.all_at_once, jobs(requests))
+            load.close()
             _print(outcomes)
             if keep:
                 click.echo(f"\nTry: curl {servers.url}/v1/chat/completions -H 'content-type: application/json' "
@@ -140,7 +143,8 @@ def jobs(count: int) -> list[Job]:
 def _print(outcomes: Sequence[Outcome]) -> None:
     from rich.console import Console
 
-    console = Console(highlight=False, markup=False, emoji=False)
+    width = None if sys.stdout.isatty() else _PIPED_WIDTH
+    console = Console(highlight=False, markup=False, emoji=False, width=width)
     console.print(_classes(outcomes))
     console.print()
     console.print(_workers(outcomes))
@@ -152,7 +156,7 @@ def _print(outcomes: Sequence[Outcome]) -> None:
 
 
 def _classes(outcomes: Sequence[Outcome]) -> Table:
-    table = _table("class", "quantum", "sent", "answered", "in first half", "queue p50", "p95", "first token p50", "p95")
+    table = _table("class", "quantum", "answered", "first half", "queue p50", "p95", "TTFT p50", "p95")
     half = outcomes[:len(outcomes) // 2]
     for name, quantum in QUANTA.items():
         own = [outcome for outcome in outcomes if outcome.job.policy_class == name]
@@ -160,7 +164,7 @@ def _classes(outcomes: Sequence[Outcome]) -> Table:
         waits = [outcome.queue_ms for outcome in good]
         firsts = [(outcome.first_s - outcome.sent_s) * 1e3 for outcome in good]
         table.add_row(
-            name, str(quantum), str(len(own)), str(len(good)),
+            name, str(quantum), f"{len(good)} of {len(own)}",
             str(sum(outcome.job.policy_class == name for outcome in half)),
             _quantile(waits, 0.5), _quantile(waits, 0.95), _quantile(firsts, 0.5), _quantile(firsts, 0.95))
     return table
@@ -182,12 +186,12 @@ def _table(first: str, *columns: str) -> Table:
     table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
     table.add_column(first)
     for column in columns:
-        table.add_column(column, justify="right")
+        table.add_column(column, justify="right", no_wrap=True)
     return table
 
 
 def _quantile(values: Sequence[float], share: float) -> str:
-    """In milliseconds; a dash where there is nothing."""
+    """Of times in milliseconds; a dash where there is nothing."""
     if not values:
         return "-"
-    return f"{sorted(values)[math.ceil(share * len(values)) - 1]:,.0f} ms"
+    return f"{sorted(values)[math.ceil(share * len(values)) - 1] / 1e3:.2f} s"

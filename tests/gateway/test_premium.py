@@ -4,12 +4,13 @@
 class that is served as its quantum says has 4 of 5 of them at 512:128 - and at 2048:512 and 4096:1024, too, where the
 quantum is worth several requests: a router that ends a class's turn whenever slots free one at a time gets that wrong.
 
-Everything is a process of its own, over loopback, fresh for each run.
+Everything is a process of its own, over loopback; the gateway is a fresh one in each run.
 """
 
 from __future__ import annotations
 
 import json
+from itertools import count
 
 import pytest
 import trio
@@ -21,6 +22,16 @@ PROMPT_TOKENS = 512
 RUNS = 4
 #: Four prompts of 512 tokens take the mock engine 30 ms; this makes it 5 ms, about what the gateway needs for them.
 SPEED = 6
+#: Tokens differ from the first on: nothing is cached, and every request is charged all of its prompt.
+FIRST_TOKENS = count(10_000)
+
+
+@pytest.fixture(scope="module")
+def engine():
+    """Its URL: a mock worker with four slots."""
+    port = free_port()
+    with server(["mock-worker", "--port", str(port), "--max-num-seqs", "4", "--speed", str(SPEED)], port) as worker:
+        yield worker.url
 
 
 def policy(premium: int, regular: int) -> str:
@@ -33,41 +44,37 @@ def policy(premium: int, regular: int) -> str:
         "policy_classes": classes})
 
 
-def one_run(folder, premium: int, regular: int) -> list[Outcome]:
+def one_run(folder, engine: str, premium: int, regular: int) -> list[Outcome]:
     """What came of all requests, in the order of their completion."""
-    engine, port, admin = free_port(), free_port(), free_port()
+    port = free_port()
     (folder / "policy.yaml").write_text(policy(premium, regular), encoding="utf-8")
     (folder / "gateway.yaml").write_text(json.dumps({
-        "listen": {"port": port}, "admin": {"port": admin}, "policy": str(folder / "policy.yaml"),
-        "workers": [{"url": f"http://127.0.0.1:{engine}", "max_requests": 4}], "scheduler": {"capacity": "strict"},
+        "listen": {"port": port}, "admin": {"port": None}, "policy": str(folder / "policy.yaml"),
+        "workers": [{"url": engine, "max_requests": 4}], "scheduler": {"capacity": "strict"},
     }), encoding="utf-8")
-    # Tokens differ from the first on: nothing is cached, and every request is charged all of its prompt.
     jobs = [
-        Job.of({"model": "mock", "prompt": [number, *range(1, PROMPT_TOKENS)], "max_tokens": 1}, TEXT,
+        Job.of({"model": "mock", "prompt": [next(FIRST_TOKENS), *range(1, PROMPT_TOKENS)], "max_tokens": 1}, TEXT,
                ("premium", "regular")[number % 2])
         for number in range(2 * EACH)]
-    arguments = ["mock-worker", "--port", str(engine), "--max-num-seqs", "4", "--speed", str(SPEED)]
-    with (
-        server(arguments, engine),
-        server(["serve", "--config", str(folder / "gateway.yaml")], port, "/ready"),
-    ):
+    with server(["serve", "--config", str(folder / "gateway.yaml")], port, "/ready"):
         load = Load("127.0.0.1", port)
 
         async def main() -> None:
-            with trio.fail_after(60):
+            with trio.fail_after(120):
                 await load.all_at_once(jobs)
 
         trio.run(main)
+        load.close()
     return load.outcomes
 
 
 @pytest.mark.parametrize(("premium", "regular", "least", "most"), [
     (512, 128, 250, 260), (512, 512, 155, 165), (2048, 512, 248, 264), (4096, 1024, 248, 264),
 ])
-def test_each_class_gets_its_share(tmp_path, premium, regular, least, most):
+def test_each_class_gets_its_share(tmp_path, engine, premium, regular, least, most):
     counts = []
     for _ in range(RUNS):
-        outcomes = one_run(tmp_path, premium, regular)
+        outcomes = one_run(tmp_path, engine, premium, regular)
         assert [outcome for outcome in outcomes if not outcome.is_good] == []
         assert {outcome.cached_tokens for outcome in outcomes} == {0}
         order = [outcome.job.policy_class for outcome in outcomes]
