@@ -35,6 +35,8 @@ ROUNDS = {"small": 1, "large": 5}
 #: Of one connection a tenth of the requests is enough: it is slow, and there is little to average over.
 FEW = 10
 STREAMS = {"small": 20, "large": 5_000}
+#: An iteration is one token for every stream. With thousands it lasts seconds, for so many tokens at once are work.
+SPEED = {"small": "1", "large": "0.002"}
 #: How long streams are watched once all are open.
 WATCH_S = {"small": 0.5, "large": 30.0}
 
@@ -85,8 +87,8 @@ def fleet(tmp_path_factory):
 
 def jobs(kind: str, count: int) -> list[Job]:
     """So many, with different prompts."""
-    return [
-        Job.of({"model": "mock", "prompt": [number, *range(1, PROMPT)], **KINDS[kind]}, TEXT) for number in range(count)]
+    prompts = [[number, *range(1, PROMPT)] for number in range(count)]
+    return [Job.of({"model": "mock", "prompt": prompt, **KINDS[kind]}, TEXT) for prompt in prompts]
 
 
 def send(target: Child, work: list[Job], connections: int) -> tuple[list[Outcome], float]:
@@ -144,9 +146,8 @@ def test_open_streams(benchmark, report, size, tmp_path):
     """All are open at once, each gets a token now and then; the gateway's memory is looked at all the time."""
     count, watch_s = STREAMS[size], WATCH_S[size]
     with ExitStack() as stack:
-        # An iteration is one token for every stream. It lasts long: thousands of tokens at once are work.
-        mock = ["--speed", "0.002" if size == "large" else "1", "--max-num-seqs", str(count), "--max-num-batched-tokens",
-                "2000000", "--kv-blocks", "100000", "--answer-tokens", "0"]
+        mock = ["--speed", SPEED[size], "--max-num-seqs", str(count), "--max-num-batched-tokens", "2000000",
+                "--kv-blocks", "100000", "--answer-tokens", "0"]
         limits = {"connections": 2 * count, "queue": 2 * count}
         gateway = start(stack, tmp_path, mock, 1, limits=limits).gateway
         before = gateway.resident_bytes

@@ -151,8 +151,8 @@ def _print(outcomes: Sequence[Outcome]) -> None:
     share = QUANTA["premium"] / sum(QUANTA.values())
     half = outcomes[:len(outcomes) // 2]
     premium = sum(outcome.job.policy_class == "premium" for outcome in half)
-    console.print(f"\nPremium has {premium} of the first {len(half)} answers, {premium / len(half):.0%}; by its quantum "
-                  f"it is due {share:.0%} while both classes wait.", soft_wrap=True)
+    console.print(f"\nPremium has {premium} of the first {len(half)} answers, {premium / len(half):.0%}; by its "
+                  f"quantum it is due {share:.0%} while both classes wait.", soft_wrap=True)
 
 
 def _classes(outcomes: Sequence[Outcome]) -> Table:

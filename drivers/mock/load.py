@@ -125,15 +125,19 @@ class Load:
         except UpstreamError as error:
             outcome.error = str(error) or type(error).__name__
         outcome.done_s = now() - began_s
-        for pattern, name in ((_CACHED, "cached_tokens"), (_PROMPT, "prompt_tokens"), (_MADE, "made_tokens")):
-            found = pattern.findall(tail)
-            if found:
-                setattr(outcome, name, int(found[-1]))
-        finish = _FINISH.findall(tail)
-        outcome.finish = finish[-1].decode() if finish else ""
+        outcome.prompt_tokens = int(_last(_PROMPT, tail) or 0)
+        outcome.cached_tokens = int(_last(_CACHED, tail) or 0)
+        outcome.made_tokens = int(_last(_MADE, tail) or 0)
+        outcome.finish = _last(_FINISH, tail).decode()
         self.outcomes.append(outcome)
         return outcome
 
     def close(self) -> None:
         """Close idle connections."""
         self._pool.close()
+
+
+def _last(pattern: re.Pattern[bytes], data: bytes) -> bytes:
+    """What a pattern has found last; empty if nothing."""
+    found: list[bytes] = pattern.findall(data)
+    return found[-1] if found else b""

@@ -107,7 +107,8 @@ def replica(model: Path, folder: Path, number: int, *more: str) -> Iterator[Repl
         "VLLM_HOST_IP": "127.0.0.1", "VLLM_SERVER_DEV_MODE": "1", "PYTHONPATH": ""}
     log = folder / f"vllm-{number}.log"
     with family(command, log, environment) as process:
-        yield Replica(f"http://127.0.0.1:{port}", f"tcp://127.0.0.1:{events}", f"tcp://127.0.0.1:{replay}", process, log)
+        yield Replica(
+            f"http://127.0.0.1:{port}", f"tcp://127.0.0.1:{events}", f"tcp://127.0.0.1:{replay}", process, log)
 
 
 @contextmanager
