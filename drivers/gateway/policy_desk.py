@@ -1,8 +1,8 @@
 """The policy in force: read from its file, replaced while everything runs, and refused whole if anything is wrong.
 
 A reload reads, checks and compares before anything changes. What it finds wrong names the file and line, and the old
-policy stays; what it changes is told as a diff. Whoever reads hints or names classes hears of another policy in the
-very step that puts it in force, before what that step decides is carried out: the desk is a tap of the scheduler.
+policy stays; what it changes is told as a diff. Hints are read and classes are named under another policy from the very
+step on that puts it in force, before what that step decides is carried out: the desk is a tap of the scheduler.
 
 Never here: signals, HTTP.
 """
@@ -10,7 +10,7 @@ Never here: signals, HTTP.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from ..protocol import Tap
 from ..trio import Router
 from .config import GatewayConfig
 from .config_file import InvalidGatewayConfig
-from .hints import names_of
+from .hints import HintReader, names_of
 
 #: The loader's limit of about a million characters, at up to four bytes each.
 FILE_BYTES_MAX = 4 << 20
@@ -62,24 +62,26 @@ def as_text(profile: PolicyProfile | None) -> str:
 class PolicyDesk:
     """The policy of one gateway.
 
-    profile: in force; None: one class takes every request. generation: policies put in force since the start.
-    heed: called with each, when it is. admission: types of admission policies beside the built-in ones. tap: the next.
+    profile: in force; None: one class takes every request. hints: reads hints under it. generation: policies put in
+    force since the start. admission: types of admission policies beside the built-in ones. then: the next tap.
     Raises: InvalidPolicy, InvalidGatewayConfig for a file that cannot be used.
     """
 
-    def __init__(
-        self, config: GatewayConfig, admission: Mapping[str, Factory] | None = None, tap: Tap | None = None,
-    ) -> None:
-        self._config, self._admission, self._next = config, admission, tap
+    def __init__(self, config: GatewayConfig, admission: Mapping[str, Factory] | None = None) -> None:
+        self._config, self._admission = config, admission
         self._reloading = trio.Lock()
+        self.then: Tap | None = None
         self.generation = 0
-        self.heed: Callable[[PolicyProfile], object] | None = None
-        self.profile = self._read()
+        self._adopt(self._read())
 
     @property
     def config(self) -> GatewayConfig:
         """The gateway's configuration under this policy."""
         return self._config.with_profile(self.profile)
+
+    def class_name(self, class_index: int) -> str | None:
+        """What a class of the policy in force is called; None: it has none of that index."""
+        return self._names[class_index] if 0 <= class_index < len(self._names) else None
 
     async def reload(self, router: Router) -> list[str]:
         """Read the file again and put it in force. Returns a diff, empty where nothing has changed.
@@ -103,12 +105,15 @@ class PolicyDesk:
         """Hear of every step; then the next tap."""
         for event in events:
             if isinstance(event, PolicyReplaced):
-                self.profile = event.profile
+                self._adopt(event.profile)
                 self.generation += 1
-                if self.heed is not None:
-                    self.heed(event.profile)
-        if self._next is not None:
-            self._next(events, actions, core)
+        if self.then is not None:
+            self.then(events, actions, core)
+
+    def _adopt(self, profile: PolicyProfile | None) -> None:
+        self.profile = profile
+        self.hints = HintReader(self._config.hints, profile)
+        self._names = tuple([item.name for item in self._config.scheduler_config.in_force(profile).classes])
 
     def _read(self) -> PolicyProfile | None:
         path, model = self._config.policy, self._config.model

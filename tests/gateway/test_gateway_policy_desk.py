@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import trio
 import trio.testing
+from kvcore.drivers.gateway.bodies import Body
 from kvcore.drivers.gateway.config import GatewayConfig, HintCaps, HintSettings
 from kvcore.drivers.gateway.config_file import InvalidGatewayConfig
 from kvcore.drivers.gateway.policy_desk import PolicyDesk, as_text, read_text
@@ -148,39 +149,48 @@ def test_a_bad_file_leaves_the_old_policy(tmp_path, bad):
     assert found.generation == 1
 
 
-def test_whoever_heeds_it_hears_of_a_policy_before_what_it_decides_is_carried_out(tmp_path):
-    """A request that the new policy lets run at once has a class index of the new policy."""
+def test_a_class_index_is_named_under_the_policy_that_it_belongs_to(tmp_path):
+    """A request that the new policy lets run, in the step that puts it in force, has a class index of the new one."""
     waits = POLICY.replace("quantum: 128", "quantum: 128, prefill_busy_threshold: 0")
     found = desk(tmp_path, waits)
     written(tmp_path, POLICY.replace("policy_classes:", "policy_classes:\n  - {name: first, quantum: 1}"))
-    order: list[object] = []
+    named: list[tuple[str, str | None]] = []
 
     async def story():
-        found.heed = lambda profile: order.append([item.name for item in profile.classes])
         config = found.config.scheduler_config
         async with open_scheduler(config, tap=found.tap) as router, trio.open_nursery() as nursery:
             await router.upsert_worker(WorkerConfig(1))
 
             async def client(name: str) -> None:
                 async with router.admit(Request(name, 8)) as lease:
-                    order.append((name, lease.class_index))
+                    named.append((name, found.class_name(lease.class_index)))
                     await trio.sleep(60)
 
             nursery.start_soon(client, "runs")
             await trio.testing.wait_all_tasks_blocked()
             nursery.start_soon(client, "waits")
             await trio.testing.wait_all_tasks_blocked()
+            assert named == [("runs", "regular")]
             await found.reload(router)
             await trio.testing.wait_all_tasks_blocked()
             nursery.cancel_scope.cancel()
 
     trio.run(story)
-    assert order == [("runs", 1), ["first", "premium", "regular"], ("waits", 2)]
+    assert named[1] == ("waits", "regular")
+    assert [found.class_name(index) for index in range(-1, 4)] == [None, "first", "premium", "regular", None]
 
 
-def test_steps_are_passed_on(tmp_path):
+def test_hints_are_read_under_the_new_policy(tmp_path):
+    caps = HintSettings(priority_max=10.0, classes={"regular": HintCaps(priority_max=1.0)})
+    found, _ = reloading(tmp_path, POLICY.replace("premium", "gold"), hints=caps)
+    hints = found.hints.read([(b"x-kvcore-policy-class", b"premium"), (b"x-kvcore-priority", b"50")], Body())
+    assert (hints.policy_class, hints.priority_jump) == ("premium", 1.0)  # it will be in the default family now
+
+
+def test_steps_are_passed_on():
     heard = []
-    found = PolicyDesk(GatewayConfig(), tap=lambda *step: heard.append(step))
+    found = PolicyDesk(GatewayConfig())
+    found.then = lambda *step: heard.append(step)
     step = [TimerFired(1)], [], object()
     found.tap(*step)
     assert heard == [step]
