@@ -15,6 +15,7 @@ from typing import Any, NoReturn, TypeAlias
 
 from kvcore.hashing import chain, sequence_hashes
 
+from ._scan import plain_row
 from .values import TOKENS_MAX, RowFacts, RowParser, Unusable, decimal, scaled_ns, show
 
 #: Most block names a row may have: 16 million tokens in blocks of 16.
@@ -68,6 +69,10 @@ _decode = json.JSONDecoder(object_pairs_hook=_pairs, parse_float=decimal, parse_
 
 def mooncake_parser(trace_block_size: int, block_size: int) -> RowParser:
     def parse(line: bytes) -> RowFacts:
+        plain = plain_row(line, trace_block_size, block_size, NAMES_MAX)
+        return any_row(line) if plain is None else plain
+
+    def any_row(line: bytes) -> RowFacts:
         record = _json_object(line)
         if "delay_ms" in record:
             if "delay" in record:
