@@ -34,8 +34,8 @@ MODULES = {
     ),
     "kvcore.drivers.replay": (
         "drivers/replay",
-        ["rows.py", "_blockcache.pyx", "_sequences.pyx", "_plan.pyx", "_worker.pyx", "_engine.pyx", "_table.pyx", "_scan.pyx",
-         "_loop.pyx"],
+        ["rows.py", "_blockcache.pyx", "_sequences.pyx", "_plan.pyx", "_worker.pyx", "_engine.pyx", "_table.pyx",
+         "_scan.pyx", "_loop.pyx"],
     ),
 }
 

@@ -40,7 +40,7 @@ from libc.stdint cimport int32_t, int64_t
 from libc.stdlib cimport calloc, free
 
 from kvcore.drivers.replay._blockcache cimport NO_BLOCK, cache_find, cache_t
-from kvcore.drivers.replay._plan cimport IDLE_NS, NS_PS, fact_t, model_t, plan_commit, start_ns, worker_t
+from kvcore.drivers.replay._plan cimport IDLE_NS, NS_PS, fact_t, plan_commit, start_ns, worker_t
 from kvcore.drivers.replay._sequences cimport NO_SEQ, seq_free, seq_new, seq_t
 from kvcore.drivers.replay._worker cimport (
     FINISHED, GREW, PREFILLED, REMOVED, STORED, worker_cancel, worker_close, worker_open, worker_pass, worker_submit,

@@ -8,7 +8,6 @@ from libc.stdint cimport int32_t, int64_t
 
 from kvcore.actions cimport Dispatch, Evict, Park, Reject
 from kvcore.drivers.replay._engine cimport Fleet
-from kvcore.drivers.replay._plan cimport IDLE_NS
 from kvcore.drivers.replay._table cimport (
     CACHED_TOKENS, CLASS_INDEX, ENGINE_CACHED_TOKENS, FINISH_NS, FIRST_TOKEN_NS, OUTCOME, PREEMPTIONS, REASON,
     WAIT_NS, WORKER, RequestTable,

@@ -16,7 +16,7 @@ cdef class RequestTable:
     cdef int64_t in_memory                     # chunks that are not in the file
     cdef readonly int64_t chunks_max           # of them that may stay although nobody writes to them
     cdef int64_t next_spill                    # all chunks before this one have been looked at
-    cdef object file                           # None: no chunk has left yet
+    cdef int file                              # descriptor; -1: no chunk has left yet
 
     cdef int64_t append(
         self, int64_t file_index, int64_t row, int64_t arrival_ns, int64_t prompt_tokens, int64_t output_tokens,
@@ -26,3 +26,4 @@ cdef class RequestTable:
     cdef object _read(self, int64_t first, int64_t last)
     cdef int _grow(self) except -1
     cdef int _spill(self) except -1
+    cdef int _write(self, int64_t chunk) except -1

@@ -1,13 +1,14 @@
 """One row of integers per request of a replay, in order of arrival; see result.py for the columns.
 
 A row is written to while its request lives, and sealed when it ends. Rows stand in chunks of 4,096. Once there are more
-than some chunks, those whose rows are all sealed are moved to an unnamed temporary file: what stays in memory is bounded
-by what is live, whatever the length of the trace. A short replay never touches the disk.
+than some chunks, those whose rows are all sealed move to a temporary file without a name: what stays in memory is
+bounded by what is live, whatever the length of the trace. A short replay never touches the disk.
 """
 cimport cython
 from cpython.bytes cimport PyBytes_FromStringAndSize
 from libc.stdint cimport int32_t, int64_t
 from libc.stdlib cimport free, malloc, realloc
+from posix.unistd cimport close
 
 import os
 import tempfile
@@ -38,6 +39,7 @@ cdef class RequestTable:
 
     def __cinit__(self, int64_t chunks_kept=CHUNKS_KEPT):
         self.chunks_max = chunks_kept
+        self.file = -1
 
     def __dealloc__(self):
         cdef int64_t i
@@ -45,6 +47,8 @@ cdef class RequestTable:
             free(self.chunks[i])
         free(self.chunks)
         free(self.unended)
+        if self.file >= 0:
+            close(self.file)
 
     def __len__(self):
         return self.n
@@ -92,7 +96,7 @@ cdef class RequestTable:
             if self.chunks[i] != NULL:
                 parts.append(PyBytes_FromStringAndSize(<char *>self.chunks[i], count * WIDTH * 8))
             else:
-                parts.append(os.pread(self.file.fileno(), BYTES, i * BYTES))
+                parts.append(os.pread(self.file, BYTES, i * BYTES))
         return np.frombuffer(bytearray().join(parts), dtype=np.int64).reshape(-1, WIDTH)
 
     cdef int64_t append(
@@ -154,12 +158,9 @@ cdef class RequestTable:
         """Move full chunks whose rows are all sealed to the file. Those before next_spill are there already."""
         cdef int64_t i
         cdef bint before = True
-        if self.file is None:
-            self.file = tempfile.TemporaryFile(prefix="kvcore-")
         for i in range(self.next_spill, self.n // CHUNK):
             if self.chunks[i] != NULL and self.unended[i] == 0:
-                self.file.seek(i * BYTES)
-                self.file.write(PyBytes_FromStringAndSize(<char *>self.chunks[i], BYTES))
+                self._write(i)
                 free(self.chunks[i])
                 self.chunks[i] = NULL
                 self.in_memory -= 1
@@ -167,5 +168,15 @@ cdef class RequestTable:
                 before = False
             elif before:
                 self.next_spill = i + 1
-        self.file.flush()
+        return 0
+
+    cdef int _write(self, int64_t chunk) except -1:
+        """Write a chunk to its place in the file, which is unlinked as soon as it is there. Raises: OSError."""
+        cdef int64_t done = 0
+        if self.file < 0:
+            self.file, path = tempfile.mkstemp(prefix="kvcore-")
+            os.unlink(path)
+        data = memoryview(PyBytes_FromStringAndSize(<char *>self.chunks[chunk], BYTES))
+        while done < BYTES:
+            done += os.pwrite(self.file, data[done:], chunk * BYTES + done)
         return 0

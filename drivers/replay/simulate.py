@@ -9,8 +9,8 @@ t itself form a further batch at t.
 Closed loop (concurrency N): the times of the trace are ignored; N requests are in flight, and the next row arrives at
 the instant at which one ends, in the batch that holds its RequestFinished, or in one of its own after a Reject.
 
-Memory: what is live, the blocks that the workers and the core's index hold, and a table of 120 bytes a request, which is
-moved to a temporary file as it grows (_table). The loop itself is compiled (_loop).
+Memory: what is live, the blocks that the workers and the core's index hold, and a table of 120 bytes a request, which
+moves to a temporary file as it grows (_table). The loop itself is compiled (_loop).
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ from kvcore.drivers.replay import report
 from kvcore.drivers.replay import simulate as loop
 from kvcore.drivers.replay.classes import ClassMix, exact, parse_classes
 from kvcore.drivers.replay.presets import PRESETS
+from kvcore.drivers.replay.quantiles import rank
 from kvcore.drivers.replay.result import COLUMNS, ReplayResult, RequestTable, latencies_ns
 from kvcore.drivers.replay.simulate import simulate
 from kvcore.drivers.replay.traces import TraceRow
@@ -335,10 +336,10 @@ def result_of(made, **fields):
 
 def test_percentiles_are_nearest_rank():
     values = [15, 20, 35, 40, 50]
-    assert [report.percentile(values, percent) for percent in (5, 30, 40, 50, 100)] == [15, 20, 20, 35, 50]
-    assert report.percentile(list(range(1, 101)), 99) == 99
-    assert report.percentile(list(range(1, 102)), 99) == 100
-    assert report.percentile([7], 50) == 7
+    assert [values[rank(percent, 5)] for percent in (5, 30, 40, 50, 100)] == [15, 20, 20, 35, 50]
+    assert rank(99, 100) == 98
+    assert rank(99, 101) == 99
+    assert rank(50, 1) == 0
 
 
 def test_summary_of_known_requests():
@@ -399,3 +400,13 @@ def test_json_holds_only_json():
     text = io.StringIO()
     report.write_json(report.summarize(simulate(rows(10), SchedulerConfig(profile=TWO), MOCK, 2)), text)
     assert json.loads(text.getvalue())["requests"]["completed"] == 10
+
+
+@pytest.mark.parametrize("policy", list(QueuePolicy))
+def test_every_queue_policy_runs_to_the_end(policy):
+    config = SchedulerConfig(default_queue_policy=policy, default_busy_threshold_frac=0.5)
+    result = simulate(rows(200, gap_ns=MS, prompt=900), config, MOCK, 2)
+    assert ended(result) == {1: 200}
+    assert max(column(result, "wait_ns")) > 0
+    assert result.audit == []
+    assert result.ignored == 0
