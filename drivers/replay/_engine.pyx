@@ -40,7 +40,7 @@ from libc.stdint cimport int32_t, int64_t
 from libc.stdlib cimport calloc, free
 
 from kvcore.drivers.replay._blockcache cimport NO_BLOCK, cache_find, cache_t
-from kvcore.drivers.replay._plan cimport IDLE_NS, NS_PS, fact_t, plan_commit, start_ns, worker_t
+from kvcore.drivers.replay._plan cimport IDLE_NS, NS_PS, fact_t, model_t, plan_commit, start_ns, worker_t
 from kvcore.drivers.replay._sequences cimport NO_SEQ, seq_free, seq_new, seq_t
 from kvcore.drivers.replay._worker cimport (
     FINISHED, GREW, PREFILLED, REMOVED, STORED, worker_cancel, worker_close, worker_open, worker_pass, worker_submit,
@@ -55,7 +55,7 @@ cdef object COMPLETED = Outcome.COMPLETED
 cdef object DEVICE = Tier.DEVICE
 
 # Ranges that keep every product of _plan.boundary within 128 bits.
-cdef int64_t _TOKENS_MAX = 1 << 32
+_TOKENS_MAX = 1 << 32
 _WORKERS_MAX = 1 << 20
 _SEQS_MAX = 1 << 16
 _BASE_MAX_PS = 1 << 50
@@ -82,6 +82,17 @@ cdef class Fleet:
     block_size: tokens of a block in this run; the spec's memory is divided anew.
     Raises: ValueError for a spec out of range.
     """
+    cdef model_t m
+    cdef worker_t *w
+    cdef int32_t n
+    cdef int32_t *order         # heap of workers by (next_ns, worker)
+    cdef int32_t *place         # of each worker in it
+    cdef int64_t now_ns         # latest time seen
+    cdef int64_t kv_blocks
+    cdef dict live              # request_id -> sequence
+    cdef list ids               # sequence -> request_id, or None
+    cdef list hashes            # sequence -> its block_hashes
+    cdef list done              # finished()
 
     def __cinit__(self, workers, spec, block_size):
         cdef int32_t i
@@ -125,9 +136,9 @@ cdef class Fleet:
         free(self.m.needy)
         free(self.m.ended)
 
-    cpdef object submit(
-        self, int64_t worker, str request_id, int64_t attempt, int64_t prompt_tokens, int64_t output_tokens,
-        tuple block_hashes, int64_t now_ns,
+    def submit(
+        self, int64_t worker, str request_id not None, int64_t attempt, int64_t prompt_tokens, int64_t output_tokens,
+        tuple block_hashes not None, int64_t now_ns
     ):
         """A request reaches a worker.
 
@@ -138,18 +149,13 @@ cdef class Fleet:
             ever hold, more names than blocks, time out of order.
         Cost: O(log workers + names), without what the admission takes.
         """
-        cdef int64_t size = self.m.block_size, n_names, n_blocks
+        cdef int64_t size = self.m.block_size, n_names = min(<int64_t>len(block_hashes), prompt_tokens // size)
+        cdef int64_t n_blocks = (prompt_tokens + output_tokens - 1) // size + 1
         cdef int32_t s, i
         cdef seq_t *q
-        if request_id is None or block_hashes is None:
-            raise TypeError("request_id and block_hashes must not be None")
-        if not 0 <= worker < self.n:
-            _within("worker", 0, worker, self.n - 1)
-        if not (0 < prompt_tokens <= _TOKENS_MAX and 0 < output_tokens <= _TOKENS_MAX):
-            _within("prompt_tokens", 1, prompt_tokens, _TOKENS_MAX)
-            _within("output_tokens", 1, output_tokens, _TOKENS_MAX)
-        n_names = min(<int64_t>len(block_hashes), prompt_tokens // size)
-        n_blocks = (prompt_tokens + output_tokens - 1) // size + 1
+        _within("worker", 0, worker, self.n - 1)
+        _within("prompt_tokens", 1, prompt_tokens, _TOKENS_MAX)
+        _within("output_tokens", 1, output_tokens, _TOKENS_MAX)
         if n_blocks > self.kv_blocks:
             raise ValueError(f"{request_id}: {n_blocks} blocks of prompt and output never fit into {self.kv_blocks}")
         if len(block_hashes) > (prompt_tokens - 1) // size + 1:
@@ -180,7 +186,7 @@ cdef class Fleet:
         worker_submit(&self.m, &self.w[worker], s, now_ns)
         self._reorder(<int32_t>worker)
 
-    cpdef bint cancel(self, str request_id, int64_t now_ns) except -1:
+    def cancel(self, str request_id not None, int64_t now_ns):
         """Stop a request, see the rules above. Returns False if it is not in the fleet.
 
         Raises: ValueError if time is out of order. Cost: what of the plan has to be made again.
@@ -201,14 +207,10 @@ cdef class Fleet:
     @property
     def next_ns(self):
         """Time of the earliest fact that advance() has not returned; None: there is none to come."""
-        cdef int64_t next_ns = self.next_at()
+        cdef int64_t next_ns = self.w[self.order[0]].next_ns
         return None if next_ns == IDLE_NS else next_ns
 
-    cdef int64_t next_at(self) noexcept:
-        """next_ns; IDLE_NS for None."""
-        return self.w[self.order[0]].next_ns
-
-    cpdef list advance(self, int64_t now_ns):
+    def advance(self, int64_t now_ns):
         """All facts due at or before now_ns, as events, in the order given above.
 
         Raises: ValueError if time goes back. Cost: O(log workers) per boundary, and see _worker.worker_pass.
@@ -218,7 +220,7 @@ cdef class Fleet:
         if now_ns < self.now_ns:
             raise ValueError(f"time goes back from {self.now_ns} to {now_ns}")
         self.now_ns = now_ns
-        cdef list events = []
+        events = []
         while self.w[self.order[0]].next_ns <= now_ns:
             worker = self.order[0]
             at_ns = worker_pass(&self.m, &self.w[worker])
@@ -226,13 +228,12 @@ cdef class Fleet:
             self._reorder(worker)
         return events
 
-    cpdef list finished(self):
+    def finished(self):
         """Requests that have finished since the last call, in that order; each is
 
         (request_id, first_token_ns, finish_ns, cached_tokens, preemptions); cached_tokens: hit at the first admission.
         """
-        cdef list done = self.done
-        self.done = []
+        done, self.done = self.done, []
         return done
 
     def counters(self):

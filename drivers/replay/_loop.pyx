@@ -7,7 +7,6 @@ cimport cython
 from libc.stdint cimport int32_t, int64_t
 
 from kvcore.actions cimport Dispatch, Evict, Park, Reject
-from kvcore.drivers.replay._engine cimport Fleet
 from kvcore.drivers.replay._table cimport (
     CACHED_TOKENS, CLASS_INDEX, ENGINE_CACHED_TOKENS, FINISH_NS, FIRST_TOKEN_NS, OUTCOME, PREEMPTIONS, REASON,
     WAIT_NS, WORKER, RequestTable,
@@ -41,25 +40,26 @@ cdef class _Live:
 cdef class Loop:
     """One run.
 
-    core: a Scheduler, or what stands in for one. arrivals: OpenLoop or ClosedLoop. draw: the class of a row that names
-    none, from its file number and row number; None: it has none. classes: of the profile. tap: see simulate.simulate.
+    core: a Scheduler, or what stands in for one. fleet: a Fleet. arrivals: OpenLoop or ClosedLoop. draw: the class of a
+    row that names none, from its file number and row number; None: it has none. classes: of the profile. tap: see
+    simulate.simulate.
     """
     cdef readonly object core
-    cdef readonly Fleet fleet
+    cdef readonly object fleet
     cdef readonly RequestTable table
     cdef readonly dict contended        # see ReplayResult
     cdef readonly int64_t events, steps, ignored, start_ns, now_ns
-    cdef object step_many, arrivals, draw, tap
+    cdef object step_many, submit, arrivals, draw, tap
     cdef bint tell_output
     cdef dict live                      # request_id -> _Live
     cdef list answers                   # to Evicts, for the next batch
     cdef list waiting                   # per class, how many are parked
     cdef int64_t n_parked
 
-    def __cinit__(self, core, Fleet fleet not None, RequestTable table not None, arrivals, *, draw, bint tell_output,
+    def __cinit__(self, core, fleet, RequestTable table not None, arrivals, *, draw, bint tell_output,
                   tap, int classes):
         self.core, self.fleet, self.table, self.arrivals = core, fleet, table, arrivals
-        self.step_many = core.step_many
+        self.step_many, self.submit = core.step_many, fleet.submit
         self.draw, self.tell_output, self.tap = draw, tell_output, tap
         self.live, self.answers, self.contended = {}, [], {}
         self.waiting = [0] * classes
@@ -85,12 +85,12 @@ cdef class Loop:
         """Step until nothing is left to happen."""
         cdef int64_t engine_ns, timer_ns, now_ns, arrival_ns
         cdef list batch
-        arrivals, core = self.arrivals, self.core
+        arrivals, core, fleet = self.arrivals, self.core, self.fleet
         arrival_ns = arrivals.next_ns
         self.start_ns = 0 if arrival_ns == NEVER_NS else arrival_ns
         while True:
-            engine_ns = self.fleet.next_at()
-            deadline = core.next_deadline_ns
+            fact, deadline = fleet.next_ns, core.next_deadline_ns
+            engine_ns = NEVER_NS if fact is None else fact
             timer_ns = NEVER_NS if deadline is None else deadline
             now_ns = min(arrival_ns, engine_ns, timer_ns)
             batch = []
@@ -100,7 +100,7 @@ cdef class Loop:
             if now_ns == NEVER_NS:
                 return
             if engine_ns == now_ns:
-                batch += self.fleet.advance(now_ns)
+                batch += fleet.advance(now_ns)
                 self._collect(now_ns)
                 arrival_ns = arrivals.next_ns
             while arrival_ns == now_ns:
@@ -173,7 +173,7 @@ cdef class Loop:
             self._contend(action, row.prompt_tokens)
             self._unpark(live)
         live.row = None
-        self.fleet.submit(
+        self.submit(
             action.worker_id, action.request_id, action.attempt, row.prompt_tokens, row.output_tokens,
             row.block_hashes, now_ns)
         return 0
