@@ -16,6 +16,7 @@ import click
 from kvcore.errors import KvcoreError
 
 from .journal import journal_group
+from .mock_worker import mock_worker_command
 from .policy import policy_group
 from .replay import replay_command
 
@@ -65,6 +66,7 @@ def cli() -> None:
 cli.add_command(replay_command)
 cli.add_command(policy_group)
 cli.add_command(journal_group)
+cli.add_command(mock_worker_command)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
