@@ -30,7 +30,8 @@ THINK_NS = 200 * MS
 class Mode:
     """One way to use a scheduler.
 
-    sessions, turns: so many callers that ask so many times each. rate: sessions that begin per second.
+    sessions, turns: so many callers that ask so many times each. rate: sessions that begin per second; twice as many
+        where half of all requests are cancelled.
     classes: names that requests are dealt to in turn, as (class, busy threshold of prompt tokens or None).
     waiting_min, live_min: what must wait, and be live, at the fullest moment, or the mode is not what it says.
     """
@@ -105,9 +106,9 @@ class World:
         """From the first arrival to the last end."""
         limits = (ENGINE.max_num_batched_tokens, ENGINE.scaled(BLOCK_SIZE).kv_blocks, ENGINE.max_num_seqs)
         self._step([kv.WorkerUpserted(0, kv.WorkerConfig(i, 0, 1, *limits)) for i in range(self.mode.workers)], 0)
-        begin_ns = 0.0
+        begin_ns, rate = 0.0, self.mode.rate * (2 if self.leave else 1)
         for session in range(self.mode.sessions):
-            begin_ns -= SECOND / self.mode.rate * math.log(1.0 - self._draw())
+            begin_ns -= SECOND / rate * math.log(1.0 - self._draw())
             self._ask(session, 0, int(begin_ns))
         for now_ns in self._instants():
             batch = list(self._engine_facts(now_ns))
@@ -130,9 +131,9 @@ class World:
         """Let a session ask, its next turn. Its prompt begins with all that was said before."""
         names = [name for name, _ in self.mode.classes]
         prompt = 512 + int(768 * self._draw()) + 512 * turn
-        # A third of the prompt of a first turn is one of 64 system prompts; later turns go on from there.
-        family = session % 64
-        path = [family << 40 | i for i in range(4)] + [1 << 60 | session << 20 | i for i in range(prompt // BLOCK_SIZE - 4)]
+        # Four blocks are one of 64 system prompts; the rest is the session's own, and later turns go on from there.
+        path = [session % 64 << 40 | i for i in range(4)]
+        path += [1 << 60 | session << 20 | i for i in range(prompt // BLOCK_SIZE - 4)]
         ask = Ask(session, turn, kv.Request(
             f"{session}.{turn}", prompt, names[session % len(names)], block_hashes=tuple(path),
             session_id=str(session)), 20 + int(120 * self._draw()), self.leave and self._draw() < 0.5)
@@ -209,7 +210,7 @@ class World:
 
 SIZES: dict[str, dict[str, Mode]] = {
     "large": {
-        "queueing off": Mode(2_048, 20_000, 1, 10_000.0, (("all", None),), 0, 10_000),
+        "queueing off": Mode(2_048, 20_000, 1, 10_000.0, (("all", None),), 0, 6_000),
         "queueing on": Mode(16, 6_000, 1, 1_000.0, (("all", 4_096),), 1_300, 1_300),
         "mixed classes": Mode(
             16, 6_000, 1, 800.0, (("premium", None), ("regular", 4_096), ("batch", 2_048)), 500, 1_300),
