@@ -79,13 +79,13 @@ class KvFeed:
         self._router, self._names, self._nursery, self._context = router, names, nursery, context
         self._patience, self._blocks_max, self._predict_ttl_ns = patience, blocks_max, predict_ttl_ns
         self._ranks: dict[tuple[int, int], RankFeed] = {}
-        self._workers: dict[int, tuple[Source, trio.CancelScope]] = {}
+        self._workers: dict[int, tuple[Source, list[trio.CancelScope]]] = {}
 
     def add(self, source: Source) -> None:
         """Follow a worker that the router knows, in place of an earlier source of it. Waits for nothing."""
         self.remove(source.worker_id)
-        scope = trio.CancelScope()
-        self._workers[source.worker_id] = source, scope
+        scopes: list[trio.CancelScope] = []
+        self._workers[source.worker_id] = source, scopes
         feeds = {
             dp_rank: RankFeed(
                 Rank(source.worker_id, dp_rank), source.incarnation,
@@ -94,19 +94,20 @@ class KvFeed:
             for dp_rank in range(source.dp_start, source.dp_start + source.dp_size)}
         for dp_rank, feed in feeds.items():
             self._ranks[source.worker_id, dp_rank] = feed
-            self._nursery.start_soon(self._keep, feed.predict, scope)
+            self._start(feed.predict, scopes)
             if source.endpoint is not None:
                 link = Link(
                     self._context, of_rank(source.endpoint, dp_rank),
                     None if source.replay is None else of_rank(source.replay, dp_rank), source.topic.encode(),
                     source.bind, feed, feeds, self._patience)
-                self._nursery.start_soon(self._keep, link.run, scope)
+                self._start(link.run, scopes)
 
     def remove(self, worker_id: int) -> None:
         """Follow a worker no more; the core forgets its blocks by WorkerRemoved or a higher incarnation only."""
         if worker_id in self._workers:
-            source, scope = self._workers.pop(worker_id)
-            scope.cancel()
+            source, scopes = self._workers.pop(worker_id)
+            for scope in scopes:
+                scope.cancel()
             for dp_rank in range(source.dp_start, source.dp_start + source.dp_size):
                 del self._ranks[worker_id, dp_rank]
 
@@ -124,6 +125,11 @@ class KvFeed:
     def status(self) -> list[RankStatus]:
         """Of every rank, in the order of their additions."""
         return [feed.status() for feed in self._ranks.values()]
+
+    def _start(self, work: Callable[[], Awaitable[None]], scopes: list[trio.CancelScope]) -> None:
+        """A task of its own, which ends with its worker. A scope belongs to one task only."""
+        scopes.append(trio.CancelScope())
+        self._nursery.start_soon(self._keep, work, scopes[-1])
 
     async def _keep(self, work: Callable[[], Awaitable[None]], scope: trio.CancelScope) -> None:
         """Run this until the worker is removed or the router closes; a fault is logged, and it is begun again."""
