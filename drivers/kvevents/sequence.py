@@ -48,13 +48,17 @@ class Lost(NamedTuple):
     last: int
 
 
+class Broken(NamedTuple):
+    """The link was down, and nobody can be asked what was missed."""
+
+
 class Ask(NamedTuple):
     """Ask the publisher for everything from `start` on."""
 
     start: int
 
 
-Step: TypeAlias = Deliver | Reset | Lost | Ask
+Step: TypeAlias = Deliver | Reset | Lost | Broken | Ask
 
 
 class Sequencer:
@@ -75,6 +79,7 @@ class Sequencer:
         self._answers = 0         # of the replay under way
         self._was = -1            # `last` when it was asked
         self._is_doubted = False  # it was asked because of a message that only a restart explains, or a late repetition
+        self._is_broken = False   # it was asked because the link was down
         self._empty = 0           # answers in a row with nothing in them, although something was delivered
         self._steps: list[Step] = []
 
@@ -83,9 +88,16 @@ class Sequencer:
         self._ask(0)
         return self._take()
 
-    def verify(self) -> list[Step]:
+    def verify(self, was_down: bool = False) -> list[Step]:
         """Some time has passed, or the link was down: is the publisher still the same, and was that all?"""
-        self._ask(self.last or 0)
+        if was_down:  # what is held, and an answer that is under way, may be those of an earlier publisher
+            self.asked = None
+            self._drop_held()
+            self._is_broken = self.can_ask
+        if self.can_ask:
+            self._ask(self.last or 0)
+        elif was_down and self.last is not None:
+            self._steps.append(Broken())
         return self._take()
 
     def live(self, sequence: int, payload: bytes) -> list[Step]:
@@ -121,10 +133,12 @@ class Sequencer:
         """The replay under way is complete."""
         if self.asked is None:
             return []
-        self.asked, self._is_doubted = None, False
+        self.asked, self._is_broken = None, False
         if self._answers:
             self._empty = 0
             self._settle()
+        elif self._is_doubted:
+            self._restart()
         elif self._held:
             self.can_ask = False  # it has sent these, so it keeps nothing
             self._settle()
@@ -149,10 +163,12 @@ class Sequencer:
         if self.asked is not None:
             self.asked = None
             if self._is_doubted:
-                self._is_doubted = False
-                self._forget()
                 self.restarts += 1
+                self._forget()
                 self._steps.append(Reset())
+            elif self._is_broken and self.last is not None:
+                self._steps.append(Broken())
+            self._is_doubted = self._is_broken = False
             self._settle(may_ask=False)
         return self._take()
 
@@ -168,7 +184,7 @@ class Sequencer:
 
     def _begin(self, sequence: int, payload: bytes) -> None:
         """The first answer says who is speaking, and from where on."""
-        self._is_doubted = False
+        self._is_doubted = self._is_broken = False
         known = self._digests.get(sequence)
         is_other = known is not None and known != xxh3_64_intdigest(payload)
         if sequence == 0 == self.asked:
@@ -183,7 +199,7 @@ class Sequencer:
     def _restart(self) -> None:
         """Another publisher: forget the one before, and hear this one from its beginning."""
         self.restarts += 1
-        self.asked = None
+        self.asked, self._is_doubted = None, False
         self._forget()
         self._steps.append(Reset())
         self._ask(0)
@@ -231,6 +247,10 @@ class Sequencer:
         if payload is not None:
             self._held_bytes -= len(payload)
         return payload
+
+    def _drop_held(self) -> None:
+        self._held.clear()
+        self._held_bytes = 0
 
     def _go_on(self) -> None:
         """Deliver what is held and is next now; let go of what has come otherwise meanwhile."""
