@@ -15,7 +15,7 @@ import vllm_processes
 
 #: Seconds for something to show that is on its way: engines tell their metrics late on a busy machine.
 PATIENCE_S = 60
-WORDS = "the of and to in is that for it as was with be by on not he this are or from at which but have an".split()
+WORDS = ["the", "of", "and", "to", "in", "is", "that", "for", "it", "as", "was", "with", "be", "by", "on", "not"]
 
 
 @dataclass
