@@ -67,7 +67,10 @@ BASE = BaseLine()
 def start(stack: ExitStack, folder, mock: list[str], workers: int, **options) -> Fleet:
     """Processes that end with the stack."""
     ports = [free_port() for _ in range(workers)]
-    engines = [stack.enter_context(server(["mock-worker", "--port", str(port), *mock], port)) for port in ports]
+    engines = [
+        stack.enter_context(server(["mock-worker", "--port", str(port), *mock], port, wait=False)) for port in ports]
+    for engine in engines:
+        engine.wait()
     port, path = free_port(), folder / "gateway.yaml"
     path.write_text(json.dumps({
         "listen": {"port": port}, "admin": {"port": None}, "workers": [{"url": engine.url} for engine in engines],
