@@ -1,4 +1,4 @@
-"""docs/gateway.md and examples/gateway.yaml say what is true: every flag, header, key, path and status in them exists."""
+"""docs/gateway.md and examples/gateway.yaml say what is true: flags, headers, keys, paths and statuses in them exist."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ def test_statuses_and_codes_exist():
 
 def test_settings_named_by_their_key_exist():
     keys = {setting.key for setting in SETTINGS} | {"hints.classes"}
-    sections = {key.partition(".")[0] for key in keys}
-    named = set(re.findall(r"`((?:%s)\.\w+)`" % "|".join(sorted(sections)), PAGE))
+    sections = "|".join(sorted({key.partition(".")[0] for key in keys}))
+    named = set(re.findall(rf"`((?:{sections})\.\w+)`", PAGE))
     assert named - keys == set()
     assert named
 
