@@ -1,4 +1,4 @@
-"""docs/gateway.md and examples/gateway.yaml say what is true: flags, headers, keys, paths and statuses in them exist."""
+"""docs/gateway.md and examples/gateway.yaml tell the truth: flags, headers, keys, paths and statuses in them exist."""
 
 from __future__ import annotations
 
