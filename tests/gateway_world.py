@@ -116,7 +116,8 @@ def configured(*engines: Engine, **settings) -> PolicyDesk:
         "listen.port": 0, "admin.port": 0,
         "workers": tuple(UpstreamSpec(item.url, max_requests=item.max_requests) for item in engines),
         "timeouts.probe_interval_s": 0.05, "timeouts.pause_s": 0.05, "timeouts.drain_s": 5.0,
-        "scheduler.default_busy_threshold_frac": 16.0, **{key.replace("__", "."): value for key, value in settings.items()}}
+        "scheduler.default_busy_threshold_frac": 16.0,
+        **{key.replace("__", "."): value for key, value in settings.items()}}
     config, _ = resolve({key: Given(value, "test") for key, value in given.items()})
     return PolicyDesk(config)
 
