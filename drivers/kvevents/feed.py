@@ -10,6 +10,7 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import trio
 import zmq
@@ -30,6 +31,8 @@ from .values import Trust
 __all__ = ["KvFeed", "Patience", "RankStatus", "Source", "Trust", "open_feed"]
 
 log = logging.getLogger("kvcore.drivers")
+
+Work: TypeAlias = Callable[[], Awaitable[None]]
 
 #: Blocks that are predicted for a rank whose capacity is not known.
 PREDICTED_MAX = 65_536
@@ -92,15 +95,16 @@ class KvFeed:
                 Tracker(self._names, source.replay is not None, self._blocks_max),
                 Predicted(source.capacity_blocks or PREDICTED_MAX, self._predict_ttl_ns), self._router.submit_many)
             for dp_rank in range(source.dp_start, source.dp_start + source.dp_size)}
+        works: list[Work] = []
         for dp_rank, feed in feeds.items():
             self._ranks[source.worker_id, dp_rank] = feed
-            self._nursery.start_soon(self._keep, feed.predict, scope)
+            works.append(feed.predict)
             if source.endpoint is not None:
-                link = Link(
+                works.append(Link(
                     self._context, of_rank(source.endpoint, dp_rank),
                     None if source.replay is None else of_rank(source.replay, dp_rank), source.topic.encode(),
-                    source.bind, feed, feeds, self._patience)
-                self._nursery.start_soon(self._keep, link.run, scope)
+                    source.bind, feed, feeds, self._patience).run)
+        self._nursery.start_soon(self._follow, works, scope)
 
     def remove(self, worker_id: int) -> None:
         """Follow a worker no more; the core forgets its blocks by WorkerRemoved or a higher incarnation only."""
@@ -125,18 +129,24 @@ class KvFeed:
         """Of every rank, in the order of their additions."""
         return [feed.status() for feed in self._ranks.values()]
 
-    async def _keep(self, work: Callable[[], Awaitable[None]], scope: trio.CancelScope) -> None:
-        """Run this until the worker is removed or the router closes; a fault is logged, and it is begun again."""
-        is_open = True
+    async def _follow(self, works: Sequence[Work], scope: trio.CancelScope) -> None:
+        """All that is to be done for one worker, until it is removed."""
         with scope:
-            while is_open:
-                try:
-                    await work()
-                except* Closed:
-                    is_open = False
-                except* Exception:
-                    log.exception("the feed of KV events has failed")
-                    await trio.sleep(self._patience.again_s)
+            async with trio.open_nursery() as nursery:
+                for work in works:
+                    nursery.start_soon(self._keep, work)
+
+    async def _keep(self, work: Work) -> None:
+        """Run this until the router closes; a fault is logged, and it is begun again."""
+        is_open = True
+        while is_open:
+            try:
+                await work()
+            except* Closed:
+                is_open = False
+            except* Exception:
+                log.exception("the feed of KV events has failed")
+                await trio.sleep(self._patience.again_s)
 
 
 @asynccontextmanager

@@ -1,4 +1,4 @@
-"""Bodies and chunks of a mock worker, field by field those of vLLM 0.32.
+"""Bodies and chunks of a mock worker: the fields of vLLM 0.32, save for some that are always null there.
 
 A chunk of a stream is put together from bytes: what stands before and after the words is the same in all chunks of an
 answer, and words need no escape (see tokens.py). That costs the mock some microseconds less per token.
