@@ -167,6 +167,7 @@ class Connection:
             if sent < len(data):
                 await self._send_rest(data, sent)
         except OSError as error:
+            self.gone = True
             raise ClientGone(str(error)) from error
 
     async def _send_rest(self, data: bytes, sent: int) -> None:
