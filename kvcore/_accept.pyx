@@ -26,6 +26,7 @@ from kvcore.request cimport Overlap, Rank, Request, WorkerConfig
 
 cdef extern from "Python.h":
     const char* PyUnicode_AsUTF8AndSize(object text, Py_ssize_t* size) except NULL
+    bint PyUnicode_IS_COMPACT_ASCII(object text) noexcept
 
 cdef int64_t TOKENS_MAX = <int64_t>1 << 53
 cdef int64_t BLOCKS_MAX = (<int64_t>1 << 31) - 1
@@ -347,6 +348,8 @@ cdef int _check_id(str request_id) except -1:
 
 
 cdef int _check_text(str name, str text) except -1:
+    if PyUnicode_IS_COMPACT_ASCII(text):
+        return 0
     try:
         PyUnicode_AsUTF8AndSize(text, NULL)
     except UnicodeEncodeError:

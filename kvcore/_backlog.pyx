@@ -320,8 +320,11 @@ cdef class Backlog:
         Only a rank that is open and not busy can overturn one, and only for heads that may use it.
         """
         cdef slot_t class_index
+        if self._fleet.changes == 0 and not self._fleet.recheck_all:
+            return 0
         for class_index in range(self.queue.count if self.queue.size else 0):
-            if self._placement.queues(class_index) or self._fleet.graced:
+            if (<ClassQueue>self.queue.rows[class_index]).blocked and (
+                    self._placement.queues(class_index) or self._fleet.graced):
                 self._recheck(<ClassQueue>self.queue.rows[class_index], self._placement.pair_of[class_index])
         self._fleet.forget_changes()
         return 0
@@ -330,8 +333,6 @@ cdef class Backlog:
         """The same for one class; pair: its thresholds."""
         cdef slot_t rank, blocker
         cdef int32_t i
-        if queue.blocked == 0:
-            return 0
         if self._fleet.recheck_all:
             queue.recheck_all()
             return 0

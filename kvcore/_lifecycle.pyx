@@ -8,7 +8,7 @@ Never here: arrivals, the choice of who runs and where.
 """
 from kvcore._requests cimport (
     STATE_DEFERRED, STATE_EVICTED, STATE_REFRESHING, STATE_RUNNING, STATE_WAITING, TIMER_DEADLINE, TIMER_GRACE,
-    TIMER_LOOK, TIMER_REFRESH, TIMERS, request_t, timer_t)
+    TIMER_LOOK, TIMER_REFRESH, request_t)
 from kvcore._types cimport NEVER_NS, NO_SLOT, tokens_t
 from kvcore.actions cimport make_evict, make_ignored
 
@@ -45,13 +45,10 @@ cdef class Lifecycle:
     cdef ns_t first_due_ns(self) except -1 nogil:
         """When time next does something to a request."""
         cdef ns_t due_ns = min(self._first_expiry_ns(), self.drain_ns)
-        cdef int timer
         if self.policies.any:
             with gil:
                 due_ns = min(due_ns, self.policies.first_due_ns())
-        for timer in range(TIMERS):
-            due_ns = min(due_ns, self.requests.first_timer_ns(<timer_t>timer))
-        return due_ns
+        return min(due_ns, self.requests.first_of_all_ns())
 
     cdef int apply_due(self, ns_t due_ns, ns_t now_ns, list out) except -1:
         """Do what is due first, at due_ns; now_ns: of the event that lets time pass."""

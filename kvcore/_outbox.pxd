@@ -14,13 +14,15 @@ cdef class Outbox:
     cdef WorkerTable _workers
     cdef list actions              # of the present step, in order; always the same list
     cdef bint recording            # dispatches, Parks and stale facts become rows at once
-    cdef action_record_t* records
+    cdef object _table             # the rows, an array
+    cdef action_record_t* _records  # its memory
     cdef int64_t size
     cdef int64_t _room
     cdef int64_t event             # index of the row that is being applied
 
     cdef void begin(self) noexcept
-    cdef void begin_records(self) noexcept
+    cdef int begin_records(self, int64_t expected) except -1
+    cdef int _grow(self, int64_t room) except -1
     cdef tuple taken(self)
     cdef int dispatch(self, slot_t slot, slot_t rank, const choice_t* choice, ns_t wait_ns) except -1 nogil
     cdef int park(self, slot_t slot, bint deferred) except -1 nogil

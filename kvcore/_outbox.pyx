@@ -8,9 +8,7 @@ Never here: what an action says.
 """
 import numpy
 
-from libc.stdlib cimport free
-from libc.string cimport memcpy, memset
-from kvcore._types cimport resize
+from libc.string cimport memset
 from kvcore.actions cimport make_park
 from kvcore.records cimport ACTION_DISPATCH, ACTION_IGNORED, ACTION_PARK, fill_action
 
@@ -34,9 +32,6 @@ cdef class Outbox:
         self._workers = workers
         self.actions = []
 
-    def __dealloc__(self):
-        free(self.records)
-
     cdef void begin(self) noexcept:
         """A step begins whose actions are wanted as objects."""
         self.recording = False
@@ -49,10 +44,25 @@ cdef class Outbox:
             self.actions.clear()
         return actions
 
-    cdef void begin_records(self) noexcept:
-        """Steps begin whose actions are wanted as rows."""
+    cdef int begin_records(self, int64_t expected) except -1:
+        """Steps begin whose actions are wanted as rows: about so many."""
         self.recording = True
         self.size = 0
+        self._room = 0
+        self._table = None
+        return self._grow(max(<int64_t>64, expected))
+
+    cdef int _grow(self, int64_t room) except -1:
+        """Rows in an array of so many."""
+        cdef char[::1] view
+        table = numpy.empty(room, ACTION_DTYPE)
+        if self.size:
+            table[:self.size] = self._table[:self.size]
+        view = table.view(numpy.int8)
+        self._records = <action_record_t*>&view[0]
+        self._table = table
+        self._room = room
+        return 0
 
     cdef int dispatch(self, slot_t slot, slot_t rank, const choice_t* choice, ns_t wait_ns) except -1 nogil:
         """A Dispatch of a request that has been booked."""
@@ -107,14 +117,12 @@ cdef class Outbox:
         return 0
 
     cdef object table(self):
-        """All rows as an array of their own."""
-        cdef char[::1] view
+        """All rows."""
         self.settle()
-        table = numpy.empty(self.size, ACTION_DTYPE)
-        if self.size:
-            view = table.view(numpy.int8)
-            memcpy(&view[0], self.records, self.size * sizeof(action_record_t))
-        return table
+        table = self._table[:self.size]
+        self._table = None
+        # A part of an array keeps the whole of it alive.
+        return table if 2 * self.size > self._room else table.copy()
 
     cdef action_record_t* _next(self) except NULL nogil:
         """A blank row behind all that has been told so far."""
@@ -123,9 +131,9 @@ cdef class Outbox:
             with gil:
                 self.settle()
         if self.size == self._room:
-            resize(<void**>&self.records, max(<int64_t>64, 2 * self._room) * sizeof(action_record_t))
-            self._room = max(<int64_t>64, 2 * self._room)
-        record = &self.records[self.size]
+            with gil:
+                self._grow(2 * self._room)
+        record = &self._records[self.size]
         memset(record, 0, sizeof(action_record_t))
         record.event = self.event
         self.size += 1

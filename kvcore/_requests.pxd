@@ -110,6 +110,7 @@ cdef class RequestTable:
     cdef int set_timer(self, slot_t slot, timer_t timer, ns_t due_ns) except -1 nogil
     cdef void stop_waiting(self, slot_t slot) noexcept nogil
     cdef ns_t first_timer_ns(self, timer_t timer) noexcept nogil
+    cdef ns_t first_of_all_ns(self) noexcept nogil
     cdef slot_t first_timer(self, timer_t timer) noexcept nogil
     cdef int start_running(self, slot_t slot, int64_t attempt, ns_t now_ns) except -1 nogil
     cdef void stop_running(self, slot_t slot) noexcept nogil

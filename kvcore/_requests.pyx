@@ -313,6 +313,15 @@ cdef class RequestTable:
         """When a timer of this kind is next due; NEVER_NS: none runs."""
         return <ns_t>self._timers[<int>timer].nodes[0].key.first if self._timers[<int>timer].size else NEVER_NS
 
+    cdef ns_t first_of_all_ns(self) noexcept nogil:
+        """When a timer of any kind is next due; NEVER_NS: none runs."""
+        cdef ns_t due_ns = NEVER_NS
+        cdef int timer
+        for timer in range(TIMERS):
+            if self._timers[timer].size:
+                due_ns = min(due_ns, <ns_t>self._timers[timer].nodes[0].key.first)
+        return due_ns
+
     cdef slot_t first_timer(self, timer_t timer) noexcept nogil:
         """Row of the timer of this kind that is due first; among equal times the one that was stored first."""
         return self._timers[<int>timer].nodes[0].item

@@ -9,7 +9,7 @@ set stays in few rows.
 
 Invariants: an id is live in exactly one of dict and table; numbers[slot] says in which.
 """
-from cpython.dict cimport PyDict_GetItem
+from cpython.dict cimport PyDict_GetItemWithError
 from cpython.ref cimport PyObject
 from libc.stdlib cimport free, malloc
 from libc.string cimport memset
@@ -63,7 +63,7 @@ cdef class SlotTable:
         cdef PyObject* found
         if number != NO_NUMBER:
             return self.get_number(number)
-        found = PyDict_GetItem(self._texts, id)
+        found = PyDict_GetItemWithError(self._texts, id)
         return NO_SLOT if found == NULL else <slot_t><object>found
 
     cdef slot_t get_number(self, int64_t number) noexcept nogil:
@@ -131,11 +131,13 @@ cdef class SlotTable:
         self._frees += 1
 
     cdef str id_of(self, slot_t slot):
-        """The id of a live slot."""
+        """The id of a slot; None: it has none."""
         cdef int64_t number = self._numbers[slot]
         cdef object id = self._ids[slot]
-        if number != NO_NUMBER and (id is None or number_in(id) != number):
-            id = str(number)                   # what was asked for of an earlier id may still stand there
+        if id is not None and number_in(id) != number:
+            id = None                          # what was asked for of an earlier id may still stand there
+        if id is None and number != NO_NUMBER:
+            id = str(number)
             self._ids[slot] = id
         return id
 
@@ -161,7 +163,7 @@ cdef class SlotTable:
 
     cdef int64_t _place(self, int64_t number) noexcept nogil:
         """Where the number stands in the table, or where it would."""
-        cdef int64_t at = mix64(mix64(<uint64_t>number ^ self._key) + self._key) & self._mask
+        cdef int64_t at = mix64(<uint64_t>number ^ self._key) & self._mask
         while self._table[at] != NO_SLOT and self._numbers[self._table[at]] != number:
             at = (at + 1) & self._mask
         return at
@@ -175,7 +177,7 @@ cdef class SlotTable:
             at = (at + 1) & self._mask
             if self._table[at] == NO_SLOT:
                 break
-            home = mix64(mix64(<uint64_t>self._numbers[self._table[at]] ^ self._key) + self._key) & self._mask
+            home = mix64(<uint64_t>self._numbers[self._table[at]] ^ self._key) & self._mask
             if ((at - home) & self._mask) >= ((at - hole) & self._mask):
                 self._table[hole] = self._table[at]
                 hole = at

@@ -138,7 +138,7 @@ cdef class Scheduler:
         try:
             self.batch.begin(records, hashes, names)
             check(&self.batch.given, self.fleet.ledger.now_ns, self.block_size)
-            self.outbox.begin_records()
+            self.outbox.begin_records(len(records))
             out = self.outbox.actions
             self.poisoned = True               # until the batch is through
             self.sealed = True
