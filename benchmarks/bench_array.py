@@ -1,8 +1,9 @@
 """Whole arrays of events: `step_array` against `step`, and two threads with a scheduler each.
 
 64 workers, 8 classes. The mixed cycle is a life in four events, arrival, prefill, one output block, finish, of waves of
-256 requests: a wave arrives, then all that have been dispatched go through each phase together. "nobody waits": the busy
-threshold is never reached. "many wait": one request makes a worker busy, so that three of four wait and rounds are made.
+256 requests: a wave arrives, then all that have been dispatched go through each phase together. "nobody waits": the
+busy threshold is never reached. "many wait": one request makes a worker busy, so three of four wait and rounds are
+made.
 """
 
 from __future__ import annotations
@@ -162,5 +163,6 @@ def test_two_threads(count, benchmark, report, size):
     assert rigs[0].core.digest() == rigs[1].core.digest()
     benchmark.pedantic(lambda: None, rounds=1)
     report.digests[benchmark.fullname] = made
-    report.add("Two threads, a scheduler each", f"{count} waves of {WAVE}", speed_up=f"{min(alone) / min(together):.2f}",
+    report.add("Two threads, a scheduler each", f"{count} waves of {WAVE}",
+               speed_up=f"{min(alone) / min(together):.2f}",
                one_by_one=f"{min(alone) / 1e6:.1f} ms", at_once=f"{min(together) / 1e6:.1f} ms", digest=made)

@@ -227,14 +227,10 @@ cdef class Placement:
         """The same under advisory capacity for a request that may use every rank."""
         cdef slot_t pair = self.pair_of[class_index]
         cdef prospects_t found
-        if self.requests.rows[slot].due_ns[<int>TIMER_GRACE] != NEVER_NS:
-            return False
-        if pair == NO_SLOT:
-            return True
+        if pair == NO_SLOT or self.requests.rows[slot].due_ns[<int>TIMER_GRACE] != NEVER_NS:
+            return self.requests.rows[slot].due_ns[<int>TIMER_GRACE] == NEVER_NS
         self._look_open(pair, &found)
-        if found.runs or not found.any:
-            return True
-        return not (found.open or found.leased or self.sits_out)
+        return found.runs or not (found.any and (found.open or found.leased or self.sits_out))
 
     cdef object overload(self, slot_t slot):
         """The reason to give up a waiting request because all its ranks are overloaded, or None."""

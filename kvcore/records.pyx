@@ -1,8 +1,8 @@
 """Events and actions as rows of numpy structured arrays: the language of `Scheduler.step_array`.
 
 A request is named by its handle, an integer h in 0..10^18-1; it is the request whose request_id is str(h), also for
-`step`, `explain` and the journal. Rows of zeros are the defaults: make an array with numpy.zeros(n, EVENT_DTYPE) and fill
-in the kind, the time and what the kind needs.
+`step`, `explain` and the journal. Rows of zeros are the defaults: make an array with numpy.zeros(n, EVENT_DTYPE) and
+fill in the kind, the time and what the kind needs.
 
 Not expressible as rows: requests with pins, allow-lists, taints, overlap, weights, sequence hashes or a session, and
 facts about workers, policies and replicas. Use `step` for these, between arrays; both see the same scheduler.
@@ -59,11 +59,11 @@ class ActionKind(IntEnum):
     REFRESH_OVERLAP = ACTION_REFRESH_OVERLAP
 
 
-#: One event. Fields mean what they mean on the events themselves (kvcore.events, kvcore.Request); those that a kind does
-#: not have are not read. deadline_ns, expected_output_tokens, context_tokens: 0 for none. policy_class: 0 for none, else k
-#: for the k-th of the names given to step_array. first_hash, hashes: where in the array of hashes given to step_array the
-#: block hashes stand, and how many there are. decay_fraction counts where decays is not 0. untracked: track_prefill is
-#: False. aborted: the outcome is ABORTED. tier: 0 device, 1 host, 2 disk.
+#: One event. Fields mean what they mean on the events themselves (kvcore.events, kvcore.Request); those that a kind
+#: does not have are not read. deadline_ns, expected_output_tokens, context_tokens: 0 for none. policy_class: 0 for none,
+#: else k for the k-th of the names given to step_array. first_hash, hashes: where in the array of hashes given to
+#: step_array the block hashes stand, and how many there are. decay_fraction counts where decays is not 0. untracked:
+#: track_prefill is False. aborted: the outcome is ABORTED. tier: 0 device, 1 host, 2 disk.
 EVENT_DTYPE = numpy.dtype([
     ("now_ns", "<i8"), ("request", "<i8"), ("attempt", "<i8"), ("prompt_tokens", "<i8"), ("deadline_ns", "<i8"),
     ("expected_output_tokens", "<i8"), ("context_tokens", "<i8"), ("priority_jump", "<f8"), ("decay_fraction", "<f8"),

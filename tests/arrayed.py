@@ -1,4 +1,4 @@
-"""A scheduler that is stepped by arrays of rows wherever a row can hold the event, to be compared with one that is not."""
+"""A scheduler that is stepped by arrays of rows wherever a row can hold the event, to be compared with others."""
 
 from __future__ import annotations
 
