@@ -60,8 +60,8 @@ class ActionKind(IntEnum):
 
 
 #: One event. Fields mean what they mean on the events themselves (kvcore.events, kvcore.Request); those that a kind
-#: does not have are not read. deadline_ns, expected_output_tokens, context_tokens: 0 for none. policy_class: 0 for none,
-#: else k for the k-th of the names given to step_array. first_hash, hashes: where in the array of hashes given to
+#: does not have are not read. deadline_ns, expected_output_tokens, context_tokens: 0 for none. policy_class: 0 for
+#: none, else k for the k-th of the names given to step_array. first_hash, hashes: where in the array of hashes given to
 #: step_array the block hashes stand, and how many there are. decay_fraction counts where decays is not 0. untracked:
 #: track_prefill is False. aborted: the outcome is ABORTED. tier: 0 device, 1 host, 2 disk.
 EVENT_DTYPE = numpy.dtype([

@@ -210,7 +210,7 @@ cdef class Active:
         cdef array.array hashes = hashes_of(path)
         cdef int64_t i
         for i in range(len(hashes)):
-            self.blocks.acquire(hashes.data.as_ulonglongs[i], rank)
+            self.acquire(hashes.data.as_ulonglongs[i], rank)
 
     def releases(self, path, slot_t rank):
         cdef array.array hashes = hashes_of(path)

@@ -58,7 +58,8 @@ CLOSED = {
 SEES_EVENTS = {"_accept", "_exchange", "_facts", "_restore", "_restore_peers", "_restore_requests", "scheduler",
                "records", "_journal_values", "journal", "_journal_cut", "__init__"}
 SEES_ACTIONS = {"_exchange", "_placement", "records", "_outbox", "_arrivals", "_backlog", "_endings",
-                "_admission", "_forecast", "_dispatch", "_lifecycle", "_restore", "scheduler", "_journal_values", "journal", "_journal_cut", "__init__"}
+                "_admission", "_forecast", "_dispatch", "_lifecycle", "_restore", "scheduler", "_journal_values",
+                "journal", "_journal_cut", "__init__"}
 
 STDLIB = {
     "__future__", "base64", "collections", "collections.abc", "copy", "dataclasses", "difflib", "enum", "fractions",
