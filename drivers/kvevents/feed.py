@@ -10,6 +10,7 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import trio
 import zmq
@@ -30,6 +31,8 @@ from .values import Trust
 __all__ = ["KvFeed", "Patience", "RankStatus", "Source", "Trust", "open_feed"]
 
 log = logging.getLogger("kvcore.drivers")
+
+Work: TypeAlias = Callable[[], Awaitable[None]]
 
 #: Blocks that are predicted for a rank whose capacity is not known.
 PREDICTED_MAX = 65_536
@@ -79,35 +82,35 @@ class KvFeed:
         self._router, self._names, self._nursery, self._context = router, names, nursery, context
         self._patience, self._blocks_max, self._predict_ttl_ns = patience, blocks_max, predict_ttl_ns
         self._ranks: dict[tuple[int, int], RankFeed] = {}
-        self._workers: dict[int, tuple[Source, list[trio.CancelScope]]] = {}
+        self._workers: dict[int, tuple[Source, trio.CancelScope]] = {}
 
     def add(self, source: Source) -> None:
         """Follow a worker that the router knows, in place of an earlier source of it. Waits for nothing."""
         self.remove(source.worker_id)
-        scopes: list[trio.CancelScope] = []
-        self._workers[source.worker_id] = source, scopes
+        scope = trio.CancelScope()
+        self._workers[source.worker_id] = source, scope
         feeds = {
             dp_rank: RankFeed(
                 Rank(source.worker_id, dp_rank), source.incarnation,
                 Tracker(self._names, source.replay is not None, self._blocks_max),
                 Predicted(source.capacity_blocks or PREDICTED_MAX, self._predict_ttl_ns), self._router.submit_many)
             for dp_rank in range(source.dp_start, source.dp_start + source.dp_size)}
+        works: list[Work] = []
         for dp_rank, feed in feeds.items():
             self._ranks[source.worker_id, dp_rank] = feed
-            self._start(feed.predict, scopes)
+            works.append(feed.predict)
             if source.endpoint is not None:
-                link = Link(
+                works.append(Link(
                     self._context, of_rank(source.endpoint, dp_rank),
                     None if source.replay is None else of_rank(source.replay, dp_rank), source.topic.encode(),
-                    source.bind, feed, feeds, self._patience)
-                self._start(link.run, scopes)
+                    source.bind, feed, feeds, self._patience).run)
+        self._nursery.start_soon(self._follow, works, scope)
 
     def remove(self, worker_id: int) -> None:
         """Follow a worker no more; the core forgets its blocks by WorkerRemoved or a higher incarnation only."""
         if worker_id in self._workers:
-            source, scopes = self._workers.pop(worker_id)
-            for scope in scopes:
-                scope.cancel()
+            source, scope = self._workers.pop(worker_id)
+            scope.cancel()
             for dp_rank in range(source.dp_start, source.dp_start + source.dp_size):
                 del self._ranks[worker_id, dp_rank]
 
@@ -126,23 +129,24 @@ class KvFeed:
         """Of every rank, in the order of their additions."""
         return [feed.status() for feed in self._ranks.values()]
 
-    def _start(self, work: Callable[[], Awaitable[None]], scopes: list[trio.CancelScope]) -> None:
-        """A task of its own, which ends with its worker. A scope belongs to one task only."""
-        scopes.append(trio.CancelScope())
-        self._nursery.start_soon(self._keep, work, scopes[-1])
-
-    async def _keep(self, work: Callable[[], Awaitable[None]], scope: trio.CancelScope) -> None:
-        """Run this until the worker is removed or the router closes; a fault is logged, and it is begun again."""
-        is_open = True
+    async def _follow(self, works: Sequence[Work], scope: trio.CancelScope) -> None:
+        """All that is to be done for one worker, until it is removed."""
         with scope:
-            while is_open:
-                try:
-                    await work()
-                except* Closed:
-                    is_open = False
-                except* Exception:
-                    log.exception("the feed of KV events has failed")
-                    await trio.sleep(self._patience.again_s)
+            async with trio.open_nursery() as nursery:
+                for work in works:
+                    nursery.start_soon(self._keep, work)
+
+    async def _keep(self, work: Work) -> None:
+        """Run this until the router closes; a fault is logged, and it is begun again."""
+        is_open = True
+        while is_open:
+            try:
+                await work()
+            except* Closed:
+                is_open = False
+            except* Exception:
+                log.exception("the feed of KV events has failed")
+                await trio.sleep(self._patience.again_s)
 
 
 @asynccontextmanager

@@ -114,7 +114,7 @@ class Link:
         """Each time that a connection comes up, something may have been missed before."""
         while True:
             await receive(events)
-            await self._verify()
+            await self._verify(was_down=True)
 
     async def _check(self) -> None:
         """Look again now and then: the last message may be the one that was lost. Rarer where it does not help."""
@@ -125,9 +125,9 @@ class Link:
             apart = min(2 * apart, CHECKS_APART_MAX) if was is Trust.DEGRADED else 1
             await self._verify()
 
-    async def _verify(self) -> None:
+    async def _verify(self, was_down: bool = False) -> None:
         for state in tuple(self._mine):
-            await state.tell(state.tracker.verify)
+            await state.tell(partial(state.tracker.verify, was_down))
 
     async def _serve_asks(self) -> None:
         while True:

@@ -10,8 +10,8 @@ the new publisher has already come beyond the old one's numbers. No wall clock i
     start()  -> ask from 0         live(), answer(), end(), fail(), verify() -> what to do now, in order
 
 One replay is under way at a time (`asked`). What it does not bring is Lost, and the next message that is there is
-delivered. A number that we have seen with other bytes, or that is too old to remember, is no proof of anything: it has
-the publisher asked. Who cannot ask takes a number from before the last one for a restart, unless it was Lost just now.
+delivered. A number that we have seen with other bytes is a restart too. One that is too old to remember proves nothing:
+the publisher is asked. Who cannot ask takes it for a restart, unless it was Lost just now.
 
 Bounds: HELD_MAX messages and HELD_BYTES_MAX bytes are held, what is beyond is dropped and asked for again; the digests
 of the last DIGESTS_MAX messages and the last LOST_MAX gaps are remembered.
@@ -48,13 +48,17 @@ class Lost(NamedTuple):
     last: int
 
 
+class Broken(NamedTuple):
+    """The link was down, and nobody can be asked what was missed."""
+
+
 class Ask(NamedTuple):
     """Ask the publisher for everything from `start` on."""
 
     start: int
 
 
-Step: TypeAlias = Deliver | Reset | Lost | Ask
+Step: TypeAlias = Deliver | Reset | Lost | Broken | Ask
 
 
 class Sequencer:
@@ -75,7 +79,9 @@ class Sequencer:
         self._answers = 0         # of the replay under way
         self._was = -1            # `last` when it was asked
         self._is_doubted = False  # it was asked because of a message that only a restart explains, or a late repetition
-        self._empty = 0           # answers in a row with nothing in them, although something was delivered
+        self._is_broken = False   # it was asked because the link was down
+        self._keeps = False       # it has been seen to send something again
+        self._empty = 0           # answers with nothing in them, although something was delivered
         self._steps: list[Step] = []
 
     def start(self) -> list[Step]:
@@ -83,9 +89,16 @@ class Sequencer:
         self._ask(0)
         return self._take()
 
-    def verify(self) -> list[Step]:
+    def verify(self, was_down: bool = False) -> list[Step]:
         """Some time has passed, or the link was down: is the publisher still the same, and was that all?"""
-        self._ask(self.last or 0)
+        if was_down:  # what is held, and an answer that is under way, may be those of an earlier publisher
+            self.asked = None
+            self._drop_held()
+            self._is_broken = self.can_ask
+        if self.can_ask:
+            self._ask(self.last or 0)
+        elif was_down and self.last is not None:
+            self._steps.append(Broken())
         return self._take()
 
     def live(self, sequence: int, payload: bytes) -> list[Step]:
@@ -121,19 +134,21 @@ class Sequencer:
         """The replay under way is complete."""
         if self.asked is None:
             return []
-        self.asked, self._is_doubted = None, False
+        self.asked = None
         if self._answers:
-            self._empty = 0
+            self._keeps = True
             self._settle()
+        elif self.last is not None and (self._keeps or self._is_doubted):
+            self._restart()  # it would have had its own last message
         elif self._held:
-            self.can_ask = False  # it has sent these, so it keeps nothing
-            self._settle()
+            self._ask_no_more()  # it has sent these, so it keeps nothing
         elif self.last is not None:
             self._empty += 1
             if self._empty < 2:
-                self._restart()  # it would have had its own last message
+                self._restart()
             else:
-                self.can_ask = False  # twice in a row: it keeps nothing
+                self._ask_no_more()  # twice, and never anything else
+        self._is_doubted = self._is_broken = False
         return self._take()
 
     def again(self) -> list[Step]:
@@ -149,10 +164,12 @@ class Sequencer:
         if self.asked is not None:
             self.asked = None
             if self._is_doubted:
-                self._is_doubted = False
-                self._forget()
                 self.restarts += 1
+                self._forget()
                 self._steps.append(Reset())
+            elif self._is_broken and self.last is not None:
+                self._steps.append(Broken())
+            self._is_doubted = self._is_broken = False
             self._settle(may_ask=False)
         return self._take()
 
@@ -168,25 +185,35 @@ class Sequencer:
 
     def _begin(self, sequence: int, payload: bytes) -> None:
         """The first answer says who is speaking, and from where on."""
-        self._is_doubted = False
         known = self._digests.get(sequence)
-        is_other = known is not None and known != xxh3_64_intdigest(payload)
+        is_other = self._is_doubted if known is None else known != xxh3_64_intdigest(payload)
         if sequence == 0 == self.asked:
             self.restarts += is_other
             self._forget()
             self._steps.append(Reset())
         elif is_other:
             self._restart()
-        elif sequence > self._next:
+            return
+        elif known is None and self._is_broken and self.last is not None:
+            self._steps.append(Broken())
+        self._is_doubted = self._is_broken = False
+        if sequence > self._next:
             self._lose(sequence - 1)
 
     def _restart(self) -> None:
         """Another publisher: forget the one before, and hear this one from its beginning."""
         self.restarts += 1
-        self.asked = None
+        self.asked, self._is_doubted = None, False
         self._forget()
         self._steps.append(Reset())
         self._ask(0)
+
+    def _ask_no_more(self) -> None:
+        """It keeps nothing: there may be holes that nobody has seen, if the link was down."""
+        self.can_ask = False
+        if self.last is not None and (self._is_broken or not self._held):
+            self._steps.append(Broken())
+        self._settle()
 
     def _forget(self) -> None:
         self.last, self._was = None, -1
@@ -197,14 +224,18 @@ class Sequencer:
         """A number from before the next one: a repetition, one that came late, or a publisher started anew."""
         known = self._digests.get(sequence)
         self.stale += 1
-        if known is not None and known == xxh3_64_intdigest(payload):
+        if known is not None:
+            if known != xxh3_64_intdigest(payload):
+                self._restart()
+                if not self.can_ask:
+                    self._hold(sequence, payload)
+                    self._settle()
             return
         if any(first <= sequence <= last for first, last in self._lost):
             return
         if self.can_ask:
-            if self.asked is None:
-                self._is_doubted = True
-                self._ask(self.last or 0)
+            self._is_doubted = True
+            self._ask(self.last or 0)
         else:
             self._restart()
             self._hold(sequence, payload)
@@ -231,6 +262,10 @@ class Sequencer:
         if payload is not None:
             self._held_bytes -= len(payload)
         return payload
+
+    def _drop_held(self) -> None:
+        self._held.clear()
+        self._held_bytes = 0
 
     def _go_on(self) -> None:
         """Deliver what is held and is next now; let go of what has come otherwise meanwhile."""

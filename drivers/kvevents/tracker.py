@@ -14,7 +14,7 @@ from typing import assert_never
 from .decoder import decode
 from .mirror import BLOCKS_MAX, Mirror
 from .names import BlockNames
-from .sequence import HELD_MAX, Ask, Deliver, Lost, Reset, Sequencer, Step
+from .sequence import HELD_MAX, Ask, Broken, Deliver, Lost, Reset, Sequencer, Step
 from .values import Change, Fact, InvalidKvEvent, Trust
 
 
@@ -40,11 +40,11 @@ class Tracker:
         """The link is up for the first time, or another beginning is wanted."""
         return self._follow(self.sequence.start())
 
-    def verify(self) -> list[Fact]:
-        """The link was down, or all has been quiet: see whether something was missed. Mends what can be mended."""
+    def verify(self, was_down: bool = False) -> list[Fact]:
+        """All has been quiet, or the link was down: see whether something was missed. Mends what can be mended."""
         if self.trust is Trust.DEGRADED:
             return self._follow(self.sequence.start())
-        return self._follow(self.sequence.verify())
+        return self._follow(self.sequence.verify(was_down))
 
     def live(self, sequence: int, payload: bytes) -> list[Fact]:
         """A message has come by itself."""
@@ -82,6 +82,8 @@ class Tracker:
                 case Lost():
                     self.lost += step.last - step.first + 1
                     self.mirror.spoil(f"messages {step.first}..{step.last} were lost")
+                case Broken():
+                    self.mirror.spoil("the link was down, and its publisher sends nothing again")
                 case Ask():
                     self._ask = step.start
                 case _:

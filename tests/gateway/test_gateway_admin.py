@@ -70,7 +70,9 @@ def play(story: Callable[[Desk], Awaitable[None]], folder: Path | None = None) -
 
     async def run() -> None:
         desk = PolicyDesk(GatewayConfig(policy=policy, scheduler=SchedulerSettings(decisions_kept=8)))
-        async with open_scheduler(desk.config.scheduler_config) as router, trio.open_nursery() as nursery:
+        async with open_scheduler(
+            desk.config.scheduler_config, tap=desk.tap,
+        ) as router, trio.open_nursery() as nursery:
             fleet = Fleet(router, nursery, interval_s=60.0)
             admin = Admin(router, fleet, desk, Errors(Jitter(0)), {"policy": "--policy"})
 
