@@ -1,7 +1,7 @@
 """Side by side with the published wheel ai-dynamo-runtime==1.6.1, whose router kvcore re-implements.
 
     python3 -m venv PEER && PEER/bin/pip install ai-dynamo-runtime==1.6.1
-    python benchmarks/peers.py --peer PEER [--size large] [--rounds N] [--only CASE] [--write README.md]
+    python benchmarks/peers.py --peer PEER [--size large] [--rounds N] [--replays N] [--only CASE] [--write README.md]
 
 Both sides do the same in turns, theirs and ours, then ours and theirs, each in a fresh process, warmed up; what counts
 is the best of all rounds, in CPU time of all threads, with what a call from Python costs on either side. `range` is the
@@ -124,13 +124,15 @@ def at(figures: Figures, key: tuple[str, ...]) -> float:
     return float(value)
 
 
-def measure(peer: Path, rows: list[Row], rounds: int) -> list[str]:
-    """Fill in the rows. Returns notes on what the replays came to."""
+def measure(peer: Path, rows: list[Row], rounds: int, replays: int) -> list[str]:
+    """Fill in the rows, those of replays in so many rounds. Returns notes on what the replays came to."""
     notes: dict[str, None] = {}
     known: dict[tuple[str, str], tuple[Figures, Figures]] = {}
-    for number in range(rounds):
+    for number in range(max(rounds, replays)):
         known.clear()
         for row in rows:
+            if number >= (replays if row.case == "replay" else rounds):
+                continue
             case = (row.case, json.dumps(row.parameters))
             if case not in known:
                 print(f"round {number + 1}: {row.name}", file=sys.stderr)
@@ -207,6 +209,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--peer", required=True, type=Path, metavar="VENV", help="a virtual environment that has it")
     parser.add_argument("--size", choices=("small", "large"), default="small")
     parser.add_argument("--rounds", type=int, metavar="N", help="default: 1 small, 3 large")
+    parser.add_argument("--replays", type=int, default=1, metavar="N", help="rounds of the replays (default: 1)")
     parser.add_argument("--only", choices=("cycle", "index", "replay"), metavar="CASE", help="cycle, index or replay")
     parser.add_argument("--requests", type=int, metavar="N", help="of the replay; default: 200 small, 100,000 large")
     parser.add_argument("--write", type=Path, metavar="FILE", help=f"also into FILE, between {BEGIN} and {END}")
@@ -226,12 +229,13 @@ def main(arguments: list[str] | None = None) -> int:
         if not large:
             for row in rows:
                 row.target = None  # so few items measure nothing
-        notes = measure(interpreter, rows, options.rounds or (3 if large else 1))
+        notes = measure(interpreter, rows, options.rounds or (3 if large else 1), options.replays)
     about = [
         f"replays: {requests:,} requests over {FLEET[options.size]} workers",
         f"{datetime.now(UTC):%Y-%m-%d}, {processor()}; load average {before} at the start, {load()} at the end",
         f"ai-dynamo-runtime {VERSION}; kvcore on {versions()}",
-        f"`python benchmarks/peers.py --size {options.size}`; CPU time of all threads, best of all rounds",
+        f"`python benchmarks/peers.py --size {options.size}`; CPU time of all threads, the best of "
+        f"{max(len(row.ours) for row in rows)} rounds, of a replay {options.replays}",
     ]
     print(text(rows, notes, about))
     if options.write is not None:
