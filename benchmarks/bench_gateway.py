@@ -15,7 +15,6 @@ Nothing waits: the queue has benchmarks of its own.
 from __future__ import annotations
 
 import json
-import time
 from contextlib import ExitStack
 
 import pytest
@@ -67,7 +66,10 @@ BASE = BaseLine()
 def start(stack: ExitStack, folder, mock: list[str], workers: int, **options) -> Fleet:
     """Processes that end with the stack."""
     ports = [free_port() for _ in range(workers)]
-    engines = [stack.enter_context(server(["mock-worker", "--port", str(port), *mock], port)) for port in ports]
+    engines = [
+        stack.enter_context(server(["mock-worker", "--port", str(port), *mock], port, wait=False)) for port in ports]
+    for engine in engines:
+        engine.wait()
     port, path = free_port(), folder / "gateway.yaml"
     path.write_text(json.dumps({
         "listen": {"port": port}, "admin": {"port": None}, "workers": [{"url": engine.url} for engine in engines],
@@ -172,7 +174,6 @@ def test_open_streams(benchmark, report, size, tmp_path):
         spent_s = gateway.cpu_s
         benchmark.pedantic(lambda: trio.run(watch, load), rounds=1)
         spent_s = gateway.cpu_s - spent_s
-        time.sleep(0.5)
     text = digest(count)
     report.note(benchmark, BASE.ns(), count, text)
     # The first quarter of the watch may still fill pools; from there on nothing may grow.

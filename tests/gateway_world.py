@@ -6,6 +6,7 @@ request. `settled` is what every story ends with: the ledger is empty, and the n
 
 from __future__ import annotations
 
+import functools
 import json
 from contextlib import asynccontextmanager
 
@@ -63,6 +64,7 @@ class Engine:
         self.asked, self.fields, self.scripts = [], [], []
         self.models = ("m",)
         self.health, self.gone, self.port = 200, 0, 0
+        self.max_requests = None
         self.server = None
         self._scope = None
 
@@ -97,6 +99,12 @@ class Engine:
                 self.server = await nursery.start(serve_http, listeners, self.handle, Limits())
                 task_status.started(self)
 
+    @staticmethod
+    async def break_off(request) -> None:
+        """As a process that dies while it answers: this connection ends here."""
+        request._connection.life.cancel()
+        await trio.sleep_forever()
+
     def kill(self) -> None:
         """As a process that dies: all its connections break."""
         self._scope.cancel()
@@ -105,10 +113,11 @@ class Engine:
 def configured(*engines: Engine, **settings) -> PolicyDesk:
     """A desk for a gateway; settings by key, with __ for the dot."""
     given = {
-        "listen.port": 0, "admin.port": 0, "workers": tuple(UpstreamSpec(item.url, **item.options) if hasattr(
-            item, "options") else UpstreamSpec(item.url) for item in engines),
+        "listen.port": 0, "admin.port": 0,
+        "workers": tuple(UpstreamSpec(item.url, max_requests=item.max_requests) for item in engines),
         "timeouts.probe_interval_s": 0.05, "timeouts.pause_s": 0.05, "timeouts.drain_s": 5.0,
-        "scheduler.default_busy_threshold_frac": None, **{key.replace("__", "."): value for key, value in settings.items()}}
+        "scheduler.default_busy_threshold_frac": 16.0,
+        **{key.replace("__", "."): value for key, value in settings.items()}}
     config, _ = resolve({key: Given(value, "test") for key, value in given.items()})
     return PolicyDesk(config)
 
@@ -182,6 +191,7 @@ async def world(engines: int | list[Engine] = 1, **settings):
 
 def story(function):
     """Run an asynchronous test under trio, for so long at most."""
+    @functools.wraps(function)
     def run(*args, **kwargs):
         async def main():
             with trio.fail_after(4 * PATIENCE_S):
@@ -189,5 +199,4 @@ def story(function):
 
         trio.run(main)
 
-    run.__name__, run.__doc__ = function.__name__, function.__doc__
     return run

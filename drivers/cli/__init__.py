@@ -21,6 +21,7 @@ from .kvevents import kvevents_group
 from .mock_worker import mock_worker_command
 from .policy import policy_group
 from .replay import replay_command
+from .serve import serve_command
 
 EXIT_ERROR, EXIT_INTERRUPTED = 2, 130
 
@@ -65,6 +66,7 @@ def cli() -> None:
     """
 
 
+cli.add_command(serve_command)
 cli.add_command(replay_command)
 cli.add_command(policy_group)
 cli.add_command(journal_group)

@@ -16,7 +16,7 @@ from kvcore.request import Request
 from ..http.request import Request as HttpRequest
 from ..http.server import Server
 from ..http.values import Answer, ClientGone, Headers, HttpError, UpstreamError
-from ..protocol import DriverError
+from ..protocol import DriverError, Rejected
 from .bodies import Body, parse
 from .echo import Echo, client_id
 from .errors import Reason
@@ -63,8 +63,14 @@ class App:
             what = Trouble.GATEWAY_FULL
         elif error.status == 500:
             what = Trouble.INTERNAL
-        self._note(error.status)
-        return self.means.errors.answer(what)
+        answer = self.means.errors.answer(what)
+        self._note(answer.status)
+        return answer.status, answer.headers + self._echo(None).headers(), answer.body
+
+    def _echo(self, said: bytes | None) -> Echo:
+        """Of a request that has just come. said: the id that its client gives it."""
+        own_id = f"{self._prefix}-{next(self._count)}"
+        return Echo(client_id(said, own_id), own_id)
 
     async def handle(self, request: HttpRequest) -> None:
         """One request, whatever it is."""
@@ -88,8 +94,7 @@ class App:
         await self._completion(request, chat=False)
 
     async def _completion(self, request: HttpRequest, *, chat: bool) -> None:
-        own_id = f"{self._prefix}-{next(self._count)}"
-        echo = Echo(client_id(request.header(b"x-request-id"), own_id), own_id)
+        echo = self._echo(request.header(b"x-request-id"))
         arrived_ns = self.means.router.now_ns()
         self.inside += 1
         status = 499
@@ -102,9 +107,11 @@ class App:
             if request.started:
                 raise
             if not isinstance(error, Refused | DriverError | UpstreamError | HttpError):
-                log.exception("a request has failed", extra={"request_id": own_id})
+                log.exception("a request has failed", extra={"request_id": echo.own_id})
             if isinstance(error, DriverError):
                 echo.queue_ns = echo.queue_ns or self.means.router.now_ns() - arrived_ns
+            if isinstance(error, Rejected):
+                echo.policy_class = self._desk.class_name(error.action.class_index) or echo.policy_class
             answer = self.means.errors.answer(error)
             status = answer.status
             await request.respond(status, answer.headers + echo.headers(), answer.body)

@@ -138,6 +138,8 @@ async def serve(
                 admin = Admin(gateway.router, gateway.fleet, desk, gateway.errors, places)
                 await nursery.start(_serve_http, inner, admin.handle, ADMIN_LIMITS, gateway.app.refuse)
             log.info("listening on %s:%d", config.listen.host, gateway.port)
+            if gateway.admin_port is not None:
+                log.info("administration on %s:%d", config.admin.host, gateway.admin_port)
             task_status.started(gateway)
             await gateway.until_drained()
             public.stop()
@@ -191,10 +193,11 @@ async def _open(desk: PolicyDesk, admission: Mapping[str, Factory] | None) -> As
     scheduling = config.scheduler_config
     collector = SchedulerCollector(scheduling)
     pace = Pace(collector.tap)
+    desk.then = pace.tap
     names = BlockNames(scheduling.block_size)
     timeouts = config.timeouts
     async with open_scheduler(
-        scheduling, admission=admission, inbox_max=config.limits.inbox, tap=pace.tap,
+        scheduling, admission=admission, inbox_max=config.limits.inbox, tap=desk.tap,
     ) as router, _maybe_feed(router, names, scheduling.index) as feed, trio.open_nursery() as nursery:
         fleet = Fleet(
             router, nursery, connect_s=timeouts.connect_s, probe_s=timeouts.probe_s,

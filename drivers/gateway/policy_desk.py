@@ -1,7 +1,8 @@
 """The policy in force: read from its file, replaced while everything runs, and refused whole if anything is wrong.
 
 A reload reads, checks and compares before anything changes. What it finds wrong names the file and line, and the old
-policy stays; what it changes is told as a diff. Hints are read under the same policy: both change together.
+policy stays; what it changes is told as a diff. Hints are read and classes are named under another policy from the very
+step on that puts it in force, before what that step decides is carried out: the desk is a tap of the scheduler.
 
 Never here: signals, HTTP.
 """
@@ -9,19 +10,21 @@ Never here: signals, HTTP.
 from __future__ import annotations
 
 import difflib
-import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import trio
 import yaml
 
+from kvcore.actions import AnyAction
 from kvcore.admission import Factory
 from kvcore.errors import InvalidEvent, InvalidPolicy
-from kvcore.events import PolicyReplaced
+from kvcore.events import AnyEvent, PolicyReplaced
 from kvcore.policy import PolicyProfile
 from kvcore.policy_file import PolicyDocument, check_admission, describe, load_policy
 
+from ..protocol import Tap
 from ..trio import Router
 from .config import GatewayConfig
 from .config_file import InvalidGatewayConfig
@@ -29,9 +32,6 @@ from .hints import HintReader, names_of
 
 #: The loader's limit of about a million characters, at up to four bytes each.
 FILE_BYTES_MAX = 4 << 20
-
-log = logging.getLogger("kvcore.gateway")
-
 
 def read_text(path: str) -> str:
     """The text of a file. Raises: InvalidGatewayConfig with its name, and the line of what is no UTF-8."""
@@ -62,19 +62,17 @@ def as_text(profile: PolicyProfile | None) -> str:
 class PolicyDesk:
     """The policy of one gateway.
 
-    profile: in force; None: one class takes every request. hints: reads hints under it. generation: reloads that have
-    changed something. admission: types of admission policies beside the built-in ones.
+    profile: in force; None: one class takes every request. hints: reads hints under it. generation: policies put in
+    force since the start. admission: types of admission policies beside the built-in ones. then: the next tap.
     Raises: InvalidPolicy, InvalidGatewayConfig for a file that cannot be used.
     """
 
     def __init__(self, config: GatewayConfig, admission: Mapping[str, Factory] | None = None) -> None:
         self._config, self._admission = config, admission
         self._reloading = trio.Lock()
+        self.then: Tap | None = None
         self.generation = 0
-        self.profile = self._read()
-        self.hints = HintReader(config.hints, self.profile)
-        self._names: tuple[str, ...] = ()
-        self._adopt(self.profile)
+        self._adopt(self._read())
 
     @property
     def config(self) -> GatewayConfig:
@@ -82,7 +80,7 @@ class PolicyDesk:
         return self._config.with_profile(self.profile)
 
     def class_name(self, class_index: int) -> str | None:
-        """What a class of the policy in force is called; None for one that a reload has taken away."""
+        """What a class of the policy in force is called; None: it has none of that index."""
         return self._names[class_index] if 0 <= class_index < len(self._names) else None
 
     async def reload(self, router: Router) -> list[str]:
@@ -96,15 +94,21 @@ class PolicyDesk:
                 raise InvalidGatewayConfig("gateway", "policy", "there is no policy file to read again")
             before, after = as_text(self.profile).splitlines(), as_text(profile).splitlines()
             diff = list(difflib.unified_diff(before, after, "in force", self._config.policy or "", lineterm=""))
-            if not diff:
-                return []
-            try:
-                await router.submit(PolicyReplaced, profile)
-            except InvalidEvent as error:
-                raise InvalidGatewayConfig(self._config.policy or "", "", error.reason) from error
-            self._adopt(profile)
-            self.generation += 1
+            if diff:
+                try:
+                    await router.submit(PolicyReplaced, profile)
+                except InvalidEvent as error:
+                    raise InvalidGatewayConfig(self._config.policy or "", "", error.reason) from error
         return diff
+
+    def tap(self, events: Sequence[AnyEvent], actions: Sequence[AnyAction], core: Any) -> None:
+        """Hear of every step; then the next tap."""
+        for event in events:
+            if isinstance(event, PolicyReplaced):
+                self._adopt(event.profile)
+                self.generation += 1
+        if self.then is not None:
+            self.then(events, actions, core)
 
     def _adopt(self, profile: PolicyProfile | None) -> None:
         self.profile = profile

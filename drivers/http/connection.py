@@ -16,7 +16,7 @@ import trio
 from .request import Request
 from .transport import Socket
 from .values import Answer, ClientGone, Headers, HttpError, Limits, TooLarge
-from .wire import check_request
+from .wire import check_head, check_request, malformed
 
 Handler = Callable[[Request], Awaitable[None]]
 #: Words an error that no handler has answered.
@@ -74,7 +74,7 @@ class Connection:
         except HttpError as error:
             await self._fail(request, error)
         except h11.RemoteProtocolError as error:
-            await self._fail(request, HttpError(error.error_status_hint, str(error), "malformed_http"))
+            await self._fail(request, malformed(error))
         except (ClientGone, h11.LocalProtocolError):
             raise
         except Exception:
@@ -86,6 +86,7 @@ class Connection:
         protocol, life, limits = self.protocol, self.life, self._limits
         life.deadline = trio.current_time() + limits.idle_s
         self.is_idle = not protocol.trailing_data[0]
+        received = 0
         while True:
             event = protocol.next_event()
             if isinstance(event, h11.Request):
@@ -96,8 +97,11 @@ class Connection:
             if self.is_idle:
                 self.is_idle = False
                 life.deadline = trio.current_time() + limits.head_s
+            received += len(data)
             protocol.receive_data(data)
         life.deadline = math.inf
+        if received > limits.head_bytes:  # what has come at once is bounded by what is read at once only
+            check_head(event, limits.head_bytes)
         path, query, headers = check_request(event)
         return Request(self, event.method.decode("ascii"), path, query, headers)
 
@@ -111,7 +115,10 @@ class Connection:
         parts: list[bytes] = []
         size = 0
         while True:
-            event = protocol.next_event()
+            try:
+                event = protocol.next_event()
+            except h11.RemoteProtocolError as error:
+                raise malformed(error) from error
             if isinstance(event, h11.Data):
                 size += len(event.data)
                 if size > most:
@@ -160,6 +167,7 @@ class Connection:
             if sent < len(data):
                 await self._send_rest(data, sent)
         except OSError as error:
+            self.gone = True
             raise ClientGone(str(error)) from error
 
     async def _send_rest(self, data: bytes, sent: int) -> None:

@@ -30,11 +30,25 @@ def end_to_end(headers: Headers, also: frozenset[bytes] = frozenset()) -> Header
 _USUAL = frozenset({b"", b"close", b"keep-alive"})
 
 
+def malformed(error: h11.RemoteProtocolError) -> HttpError:
+    """What is said of bytes that are no HTTP: what is wrong, and not what they were."""
+    return HttpError(error.error_status_hint, f"malformed HTTP: {str(error).partition(':')[0][:80]}", "malformed_http")
+
+
+def check_head(event: h11.Request, limit: int) -> None:
+    """Refuse a request line and fields of more than so many bytes. Raises HttpError."""
+    size = len(event.method) + len(event.target) + sum([len(name) + len(value) + 4 for name, value in event.headers])
+    if size > limit:
+        raise HttpError(431, f"the head of the request is larger than {limit} bytes", "headers_too_large")
+
+
 def check_request(event: h11.Request) -> tuple[str, str, Headers]:
     """Path, query and fields of a request that can be understood in one way only. Raises HttpError.
 
     A message with two lengths, or with a length in a version that has none, is what smuggling is made of.
     """
+    if event.http_version not in (b"1.1", b"1.0"):
+        raise HttpError(505, "the version of HTTP must be 1.1 or 1.0")
     headers = list(event.headers)
     lengths = codings = 0
     for name, _ in headers:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import trio
+import trio.testing
 from kvcore.drivers.gateway.bodies import Body
 from kvcore.drivers.gateway.config import GatewayConfig, HintCaps, HintSettings
 from kvcore.drivers.gateway.config_file import InvalidGatewayConfig
@@ -14,7 +15,9 @@ from kvcore.drivers.gateway.policy_desk import PolicyDesk, as_text, read_text
 from kvcore.drivers.trio import open_scheduler
 
 from kvcore.errors import InvalidPolicy
+from kvcore.events import TimerFired
 from kvcore.policy_file import load_policy
+from kvcore.request import Request, WorkerConfig
 from kvcore.scheduler import Scheduler
 
 POLICY = """\
@@ -24,7 +27,6 @@ policy_classes:
   - {name: premium, policy_family: premium, cache_bucket: all, quantum: 512}
   - {name: regular, policy_family: regular, cache_bucket: all, quantum: 128}
 """
-PREMIUM = [(b"x-kvcore-policy-class", b"premium"), (b"x-kvcore-priority", b"50")]
 
 
 def written(folder: Path, text: str | bytes) -> str:
@@ -37,23 +39,27 @@ def desk(folder: Path, text: str | bytes = POLICY, **fields) -> PolicyDesk:
     return PolicyDesk(GatewayConfig(policy=written(folder, text), **fields))
 
 
+def classes(found: PolicyDesk) -> list[str]:
+    assert found.profile is not None
+    return [item.name for item in found.profile.classes]
+
+
 def test_without_a_file_one_class_takes_every_request():
     found = PolicyDesk(GatewayConfig())
     assert found.profile is None
-    assert (found.class_name(0), found.class_name(1), found.class_name(-1)) == ("default", None, None)
     assert as_text(found.profile) == ""
 
 
 def test_the_file_is_in_force_and_is_what_is_shown(tmp_path):
     found = desk(tmp_path)
-    assert [found.class_name(index) for index in range(3)] == ["premium", "regular", None]
+    assert classes(found) == ["premium", "regular"]
     assert found.config.scheduler_config.profile == found.profile == load_policy(POLICY).root
     assert load_policy(as_text(found.profile)).root == found.profile
 
 
 def test_a_models_profile_is_chosen_by_name(tmp_path):
     text = "models:\n  llama:\n" + "".join([f"    {line}\n" for line in POLICY.splitlines()])
-    assert desk(tmp_path, text, model="llama").class_name(0) == "premium"
+    assert classes(desk(tmp_path, text, model="llama")) == ["premium", "regular"]
     with pytest.raises(InvalidPolicy, match="name one of its models: llama"):
         desk(tmp_path, text)
     with pytest.raises(InvalidPolicy, match="nor one for the model 'other'"):
@@ -100,7 +106,7 @@ def reloading(folder: Path, *texts: str | bytes, hints: HintSettings | None = No
 
     async def story():
         outcomes = []
-        async with open_scheduler(found.config.scheduler_config) as router:
+        async with open_scheduler(found.config.scheduler_config, tap=found.tap) as router:
             for text in texts:
                 written(folder, text)
                 try:
@@ -143,19 +149,58 @@ def test_a_bad_file_leaves_the_old_policy(tmp_path, bad):
     assert found.generation == 1
 
 
+def test_a_class_index_is_named_under_the_policy_that_it_belongs_to(tmp_path):
+    """A request that the new policy lets run, in the step that puts it in force, has a class index of the new one."""
+    waits = POLICY.replace("quantum: 128", "quantum: 128, prefill_busy_threshold: 0")
+    found = desk(tmp_path, waits)
+    written(tmp_path, POLICY.replace("policy_classes:", "policy_classes:\n  - {name: first, quantum: 1}"))
+    named: list[tuple[str, str | None]] = []
+
+    async def story():
+        config = found.config.scheduler_config
+        async with open_scheduler(config, tap=found.tap) as router, trio.open_nursery() as nursery:
+            await router.upsert_worker(WorkerConfig(1))
+
+            async def client(name: str) -> None:
+                async with router.admit(Request(name, 8)) as lease:
+                    named.append((name, found.class_name(lease.class_index)))
+                    await trio.sleep(60)
+
+            nursery.start_soon(client, "runs")
+            await trio.testing.wait_all_tasks_blocked()
+            nursery.start_soon(client, "waits")
+            await trio.testing.wait_all_tasks_blocked()
+            assert named == [("runs", "regular")]
+            await found.reload(router)
+            await trio.testing.wait_all_tasks_blocked()
+            nursery.cancel_scope.cancel()
+
+    trio.run(story)
+    assert named[1] == ("waits", "regular")
+    assert [found.class_name(index) for index in range(-1, 4)] == [None, "first", "premium", "regular", None]
+
+
 def test_hints_are_read_under_the_new_policy(tmp_path):
     caps = HintSettings(priority_max=10.0, classes={"regular": HintCaps(priority_max=1.0)})
     found, _ = reloading(tmp_path, POLICY.replace("premium", "gold"), hints=caps)
-    hints = found.hints.read(PREMIUM, Body())
+    hints = found.hints.read([(b"x-kvcore-policy-class", b"premium"), (b"x-kvcore-priority", b"50")], Body())
     assert (hints.policy_class, hints.priority_jump) == ("premium", 1.0)  # it will be in the default family now
-    assert found.class_name(0) == "gold"
+
+
+def test_steps_are_passed_on():
+    heard = []
+    found = PolicyDesk(GatewayConfig())
+    found.then = lambda *step: heard.append(step)
+    step = [TimerFired(1)], [], object()
+    found.tap(*step)
+    assert heard == [step]
 
 
 def test_a_file_that_has_gone_leaves_the_old_policy(tmp_path):
     found = desk(tmp_path)
 
     async def story():
-        async with open_scheduler(found.config.scheduler_config) as router:
+        async with open_scheduler(found.config.scheduler_config, tap=found.tap) as router:
             (tmp_path / "policy.yaml").unlink()
             with pytest.raises(InvalidGatewayConfig, match="No such file"):
                 await found.reload(router)
@@ -181,7 +226,8 @@ def test_reloads_at_the_same_time_come_one_after_the_other(tmp_path):
 
     async def story():
         diffs = []
-        async with open_scheduler(found.config.scheduler_config) as router, trio.open_nursery() as nursery:
+        config = found.config.scheduler_config
+        async with open_scheduler(config, tap=found.tap) as router, trio.open_nursery() as nursery:
             async def reload():
                 diffs.append(await found.reload(router))
 

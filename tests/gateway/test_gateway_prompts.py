@@ -199,8 +199,15 @@ def test_an_engine_that_does_not_say_leaves_an_estimate_and_is_left_alone_for_a_
 def test_an_engine_that_knows_only_texts_is_still_asked_about_texts():
     engine = Engine(b'{"tokens":[]}', b'{"tokens":[1]}')
     found = meter(ask=engine)
-    assert measure(found, chat("hi"), chat=True).source is Source.ESTIMATE
-    assert measure(found, {"prompt": "hi"}).source is Source.ENGINE
+
+    async def story():
+        body = parse(json.dumps(chat("hi")).encode())
+        assert (await found.measure(body, chat=True)).source is Source.ESTIMATE
+        assert (await found.measure(parse(b'{"prompt":"hi"}'), chat=False)).source is Source.ENGINE
+        assert (await found.measure(body, chat=True)).source is Source.ESTIMATE
+
+    trio.run(story)
+    assert len(engine.asked) == 2
 
 
 def test_sources_can_be_chosen(model):
@@ -220,11 +227,12 @@ def test_an_estimate_learns_from_what_engines_count():
     found = meter()
     body = {"prompt": "x" * 4000}
     assert measure(found, body).tokens == 1000
+    told = measure(found, body)
     for _ in range(50):
-        found.learn(measure(found, body), 2000)  # two bytes a token, as in code
+        found.learn(told, 2000)  # two bytes a token, as in code
     assert measure(found, body).tokens == pytest.approx(2000, rel=0.05)
-    for _ in range(100_000 // 50):
-        found.learn(measure(found, body), 1000)
+    for _ in range(10_000):
+        found.learn(told, 1000)
     assert measure(found, body).tokens == pytest.approx(1000, rel=0.05)
 
 
@@ -256,8 +264,9 @@ def test_pieces_of_text_are_never_taken_for_blocks_of_tokens():
 def test_an_estimated_prompt_is_one_that_the_core_takes():
     """At most ceil(tokens / block size) names, however dense the text turns out to be."""
     found = meter()
+    sparse = measure(found, {"prompt": "x" * 4000})
     for _ in range(300):
-        found.learn(measure(found, {"prompt": "x" * 4000}), 100)  # forty bytes a token
+        found.learn(sparse, 100)  # forty bytes a token
     told = measure(found, {"prompt": "y" * 1000})
     assert len(told.hashes) <= told.tokens // 4 < 1000 // 16
     core = kvcore.Scheduler(kvcore.SchedulerConfig(block_size=4))
