@@ -30,7 +30,8 @@ MODULES = {
          "_forecast.pyx", "_lifecycle.pyx", "_ledger_audit.pyx", "_policies.pyx", "_endings.pyx", "_admission.pyx",
          "_dispatch.pyx", "_reload.pyx", "_decisions.pyx", "_obstacles.pyx", "_explain.pyx", "_wire.pyx",
          "_digest.pyx", "_snapshot.pyx", "_restore.pyx", "_facts.pyx", "_ledger_resume.pyx", "_frame.pyx",
-         "_restore_requests.pyx", "_peers.pyx", "_exchange.pyx", "_restore_peers.pyx"],
+         "_restore_requests.pyx", "_peers.pyx", "_exchange.pyx", "_restore_peers.pyx", "_classify.pyx", "_outbox.pyx",
+         "_settle.pyx", "_arrivals.pyx", "_batch.pyx", "records.pyx"],
     ),
     "kvcore.drivers.replay": (
         "drivers/replay",
@@ -109,7 +110,8 @@ def translated() -> list[Extension]:
         return found
     mark.unlink(missing_ok=True)
     found = cythonize(
-        found, compiler_directives=DIRECTIVES, include_path=include_path(), build_dir=folder.as_posix(), force=TRACE)
+        found, compiler_directives=DIRECTIVES, include_path=include_path(), build_dir=folder.as_posix(), force=TRACE,
+        nthreads=os.cpu_count())
     mark.write_text(digest.hexdigest())
     return found
 

@@ -17,7 +17,8 @@ def pytest_addoption(parser):
     group.addoption("--size", choices=("small", "large"), default="small",
                     help="small: seconds, to see that all runs; large: minutes, to measure (default: small)")
     group.addoption("--digests", metavar="FILE", help="write the digest of every benchmark to this file, as JSON")
-    group.addoption("--replay", metavar="PATH", help="also replay this trace, of any format that `kvcore replay` reads")
+    group.addoption("--replay", metavar="PATH", action="append",
+                    help="also replay this trace, of any format that `kvcore replay` reads; may be repeated")
     group.addoption("--workers", type=int, default=16, metavar="N", help="workers for --replay (default: 16)")
 
 

@@ -44,6 +44,12 @@ class Usage(msgspec.Struct, frozen=True, gc=False):
         return self.completion_tokens or 0
 
     @property
+    def cached_tokens(self) -> int:
+        """Tokens of the prompt that were in the engine's cache, where it says so."""
+        details = self.prompt_tokens_details
+        return 0 if details is None else details.cached_tokens or 0
+
+    @property
     def context_tokens(self) -> int:
         """Prompt and answer."""
         return self.prompt_tokens + self.output_tokens
