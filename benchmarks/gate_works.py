@@ -142,7 +142,7 @@ WORKS: dict[str, Work] = {
     "cycle, temperature 0.7, W = 64": Work(lambda: cycles(64, 64, temperature=0.7), 64),
     "cycle, 32 hashes, W = 16": Work(lambda: named_cycles(16), len(PATHS), ratio=True),
     "backlog, 64 x 16 requests": Work(lambda: backlog(16, 64), 1024, ratio=True),
-    "index, block stored and removed": Work(lambda: index(16), (len(PATHS) + 16) * BLOCKS, ratio=True),
+    "index, block stored and removed": Work(lambda: index(16), (len(PATHS) + 16) * BLOCKS),
     "replay, request": Work(lambda: replay(100), 100),
 }
 
