@@ -233,6 +233,67 @@ def test_trio_and_threads_know_nothing_of_each_other():
     assert found == []
 
 
+#: Packages of drivers/, and what each may import of the others; `live` are the modules beside them.
+MAY_IMPORT = {
+    "live": set(), "http": set(), "replay": set(), "kvevents": {"live"}, "mock": {"http", "replay"},
+    "gateway": {"http", "kvevents", "live"}, "cli": {"gateway", "mock", "replay"},
+}
+#: Modules of these packages that wait for nothing: text, bytes and times come in as arguments.
+SANS_IO = {
+    "http": {"values", "wire"},
+    "kvevents": {"decoder", "frames", "mirror", "names", "predicted", "sequence", "tracker", "values"},
+    "gateway": {"bodies", "chat_template", "config", "config_file", "echo", "errors", "hints", "refusals",
+                "retry_after", "settings", "sse", "upstreams"},
+    "mock": {"asks", "blocks", "faults", "model", "tokens"},
+}
+
+
+def package_of(path: Path) -> str:
+    """Which package of drivers/ a file belongs to."""
+    return "live" if path.parent == ROOT / "drivers" else path.parent.name
+
+
+def packages_imported(path: Path) -> set[str]:
+    """Other packages of drivers/ that a file imports, however it names them."""
+    found = set()
+    for item in imports(path):
+        module = item.module.replace("kvcore.drivers.", "..") if path.parent != ROOT / "drivers" else item.module
+        if module.startswith("..") or (path.parent == ROOT / "drivers" and module.startswith(".")):
+            first = module.lstrip(".").split(".")[0] or str(item.name)
+            found.add(first if first in MAY_IMPORT else "live")
+    return found - {package_of(path)}
+
+
+def test_packages_of_the_drivers_know_only_those_below_them():
+    files = [path for path in DRIVERS if path.name != "__init__.py"]
+    assert {package_of(path) for path in files} == set(MAY_IMPORT)
+    upward = [
+        f"{shown(path)} imports {other}"
+        for path in files for other in packages_imported(path) - MAY_IMPORT[package_of(path)]
+    ]
+    assert upward == []
+    assert packages_imported(ROOT / "drivers/gateway/gateway.py") == {"http", "kvevents", "live"}, "the test is blind"
+
+
+def test_http_knows_nothing_of_the_product():
+    found = [
+        f"{shown(path)} imports {item.module}"
+        for path in sources("drivers/http") for item in imports(path) if item.module.split(".")[0] == "kvcore"
+    ]
+    assert found == []
+
+
+def test_modules_that_wait_for_nothing_can_not():
+    banned = {"asyncio", "select", "socket", "threading", "time", "trio", "zmq"}
+    for package, names in SANS_IO.items():
+        paths = [ROOT / "drivers" / package / f"{name}.py" for name in sorted(names)]
+        found = [
+            f"{shown(path)} imports {item.module}"
+            for path in paths for item in imports(path) if item.module.split(".")[0] in banned
+        ]
+        assert found == []
+
+
 def test_files_are_short():
     assert long_files(LINES_MAX) == [], f"over {LINES_MAX} lines; {LINES_TARGET} is the target (python tests/tree.py)"
 
