@@ -46,7 +46,8 @@ print("the same", told[1])
 def run(*command, cwd, path=()):
     """Run a command; its output. kvcore comes from where this process has it."""
     inherited = [item for item in os.environ.get("PYTHONPATH", "").split(os.pathsep) if item]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([*map(str, path), *inherited]), "PYTHONWARNINGS": "ignore"}
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join([*map(str, path), *inherited]), "PYTHONWARNINGS": "ignore"}
     answer = subprocess.run(
         list(map(str, command)), cwd=cwd, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         check=False)

@@ -15,9 +15,12 @@ PART = 20
 class Slower:
     """Stands in for Scheduler where benchmarks make one."""
 
-    def __init__(self, config: kvcore.SchedulerConfig) -> None:
+    def __init__(self, config: kvcore.SchedulerConfig | None = None) -> None:
         self._core, self._twin = Scheduler(config), Scheduler(config)
-        self.digest = self._core.digest
+
+    def __getattr__(self, name: str) -> object:
+        """All but batches goes straight through."""
+        return getattr(self._core, name)
 
     def step_many(self, events):
         """Step all, and one in PART of each kind once more. Workers are whole in both."""
