@@ -30,7 +30,8 @@ MODULES = {
          "_forecast.pyx", "_lifecycle.pyx", "_ledger_audit.pyx", "_policies.pyx", "_endings.pyx", "_admission.pyx",
          "_dispatch.pyx", "_reload.pyx", "_decisions.pyx", "_obstacles.pyx", "_explain.pyx", "_wire.pyx",
          "_digest.pyx", "_snapshot.pyx", "_restore.pyx", "_facts.pyx", "_ledger_resume.pyx", "_frame.pyx",
-         "_restore_requests.pyx", "_peers.pyx", "_exchange.pyx", "_restore_peers.pyx"],
+         "_restore_requests.pyx", "_peers.pyx", "_exchange.pyx", "_restore_peers.pyx", "_classify.pyx", "_outbox.pyx",
+         "_settle.pyx", "_arrivals.pyx", "_batch.pyx", "records.pyx"],
     ),
     "kvcore.drivers.replay": (
         "drivers/replay",
@@ -39,7 +40,7 @@ MODULES = {
     ),
 }
 
-#: Modules that are the same without the interpreter's lock (ARCHITECTURE A37): values that never change once they are
+#: Modules that are the same without the interpreter's lock (ARCHITECTURE A41): values that never change once they are
 #: made, and functions of their arguments alone. The others have owners, and one owner at a time.
 UNLOCKED = {f"kvcore.{name}" for name in (
     "events", "actions", "request", "replica", "policy", "explanation", "hashing", "_elementary")}

@@ -15,7 +15,6 @@ Nothing waits: the queue has benchmarks of its own.
 from __future__ import annotations
 
 import json
-import time
 from contextlib import ExitStack
 
 import pytest
@@ -175,7 +174,6 @@ def test_open_streams(benchmark, report, size, tmp_path):
         spent_s = gateway.cpu_s
         benchmark.pedantic(lambda: trio.run(watch, load), rounds=1)
         spent_s = gateway.cpu_s - spent_s
-        time.sleep(0.5)
     text = digest(count)
     report.note(benchmark, BASE.ns(), count, text)
     # The first quarter of the watch may still fill pools; from there on nothing may grow.

@@ -37,7 +37,8 @@ cdef class PrefixIndex:
     cdef int reserve(self, slot_t ranks) except -1
     cdef void name_rank(self, slot_t rank, uint64_t tag) noexcept
     cdef bint holds(self, uint64_t hash, slot_t rank) noexcept nogil
-    cdef bint add(self, uint64_t hash, slot_t rank) except -1
+    cdef bint add(self, uint64_t hash, slot_t rank) except -1 nogil
+    cdef int enter(self, uint64_t hash, slot_t rank) noexcept nogil
     cdef bint remove(self, uint64_t hash, slot_t rank) noexcept nogil
     cdef int32_t purge(self, slot_t rank) noexcept nogil
     cdef const uint64_t* held_by(self, slot_t rank, int32_t* count) noexcept nogil
