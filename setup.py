@@ -40,7 +40,7 @@ MODULES = {
     ),
 }
 
-#: Modules that are the same without the interpreter's lock (ARCHITECTURE A41): values that never change once they are
+#: Modules that are the same without the interpreter's lock (ARCHITECTURE A44): values that never change once they are
 #: made, and functions of their arguments alone. The others have owners, and one owner at a time.
 UNLOCKED = {f"kvcore.{name}" for name in (
     "events", "actions", "request", "replica", "policy", "explanation", "hashing", "_elementary")}

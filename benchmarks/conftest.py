@@ -21,7 +21,8 @@ def pytest_addoption(parser):
     group.addoption("--size", choices=("small", "large"), default="small",
                     help="small: seconds, to see that all runs; large: minutes, to measure (default: small)")
     group.addoption("--digests", metavar="FILE", help="write the digest of every benchmark to this file, as JSON")
-    group.addoption("--replay", metavar="PATH", help="also replay this trace, of any format that `kvcore replay` reads")
+    group.addoption("--replay", metavar="PATH", action="append",
+                    help="also replay this trace, of any format that `kvcore replay` reads; may be repeated")
     group.addoption("--workers", type=int, default=16, metavar="N", help="workers for --replay (default: 16)")
     group.addoption("--gate", metavar="FILE", help="hold costs against the base lines in this file: status 1 if one "
                     "has grown by more than 3 %%; a build that the file does not know is recorded there")
