@@ -37,8 +37,8 @@ class GatewayCollector(Collector):
         """One scrape."""
         app = self._app
         answers = CounterMetricFamily(
-            "kvcore_gateway_responses", "Answers by status; of a stream that broke off, that of why; 499: the client had gone",
-            labels=["status"])
+            "kvcore_gateway_responses",
+            "Answers by status; of a stream that broke off, that of why; 499: the client had gone", labels=["status"])
         for status, count in sorted(app.answered.copy().items()):
             answers.add_metric([str(status)], count)
         yield answers

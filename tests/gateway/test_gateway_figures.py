@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 
 from gateway_world import DONE, EVENTS, JSON, PROMPT, chunk, story, world
 from kvcore.drivers.gateway.figures import BOUNDS_S, CLASSES_MAX, OTHER, Figures
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
+from tree import ROOT
 
 MS = 10**6
 
@@ -90,4 +92,8 @@ async def test_a_scrape_agrees_with_what_the_worker_has_said():
         assert found["kvcore_gateway_responses_total", "502"] == 1  # begun with 200, and cut
         assert 0 < found["kvcore_gateway_first_token_seconds_sum", "default"] <= found[
             "kvcore_gateway_request_seconds_sum", "default"]
+        named = set(re.findall(r"`(kvcore_\w+)`", (ROOT / "docs" / "gateway.md").read_text(encoding="utf-8")))
+        assert named
+        shown = {key[0] for key in found} | {"kvcore_rejected_total"}  # which has no sample before a reason occurs
+        assert [name for name in named if not {name, f"{name}_count"} & shown] == []
         await w.settled()
