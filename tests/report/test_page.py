@@ -103,9 +103,12 @@ def test_nothing_is_loaded_and_ids_are_unique():
 
 
 def test_texts_are_escaped():
-    html = render(page(HOSTILE), draw(tables((HOSTILE, "$x^2_$ & $")), 0))
+    html = render(page(HOSTILE), draw(tables((HOSTILE, "$x^_$", "_bar", "a\x01b")), 0))
     assert "<script" not in html
     assert "&lt;script&gt;" in html
+    assert "$x^_$" in html
+    assert html.count("_bar</text>") == 7, "a name in each legend"
+    assert "\x01" not in html
     read(html)
 
 
