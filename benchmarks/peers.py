@@ -90,7 +90,7 @@ def rows_of(size: str, trace: str) -> Iterator[Row]:
     for workers, target in ((16, 250.0), (2_048 if large else 64, 350.0)):
         for named in (False, True):
             for way, at_once, loop in ways if not named else ways[:1]:
-                parameters = {"workers": workers, "requests": 2_000 if large else 64, "rounds": 5 if large else 1,
+                parameters = {"workers": workers, "requests": 1_000 if large else 64, "rounds": 3 if large else 1,
                               "block_size": 16, "prompt": 512, "named": named, "at_once": at_once, "loop": loop}
                 yield Row(f"cycle, {workers:,} workers{', named' if named else ''}, {way}", "cycle", parameters,
                           ("cpu_ns",), target if way == ways[0][0] and not named else None)
