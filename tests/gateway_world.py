@@ -26,6 +26,7 @@ JSON = [(b"content-type", b"application/json")]
 EVENTS = [(b"content-type", b"text/event-stream")]
 PATIENCE_S = 20
 PROMPT = {"model": "m", "prompt": [1, 2, 3, 4], "max_tokens": 3}
+STREAM = {**PROMPT, "stream": True}
 
 
 def chunk(text: str | None = "x", finish: str | None = None, index: int = 0) -> bytes:
@@ -53,6 +54,44 @@ async def usual(request, body) -> None:
             await send(DONE)
     else:
         await request.respond(200, JSON, plain())
+
+
+class Stage:
+    """A script that stands still where the test wants it to."""
+
+    def __init__(self, *parts: bytes, rest: tuple[bytes, ...] = ()) -> None:
+        self.parts, self.rest = parts, rest
+        self.is_there, self.go_on = trio.Event(), trio.Event()
+
+    async def __call__(self, request, body) -> None:
+        if not self.parts:
+            self.is_there.set()
+            await self.go_on.wait()
+        async with request.stream(200, EVENTS) as send:
+            for part in self.parts:
+                await send(part)
+            self.is_there.set()
+            await self.go_on.wait()
+            for part in self.rest:
+                await send(part)
+
+
+async def begin(port: int, body) -> trio.SocketStream:
+    """A client that has sent its request."""
+    stream = await trio.open_tcp_stream("127.0.0.1", port)
+    data = json.dumps(body).encode()
+    await stream.send_all(
+        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(data) + data)
+    return stream
+
+
+async def read_until(stream, text: bytes) -> bytes:
+    data = b""
+    while text not in data:
+        part = await stream.receive_some()
+        assert part, data
+        data += part
+    return data
 
 
 class Engine:

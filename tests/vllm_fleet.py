@@ -62,6 +62,11 @@ class Fleet:
         """What the admin port says."""
         return json.loads(vllm_processes.fetch(f"{self.admin}/{what}"))
 
+    def own_metric(self, name: str) -> float:
+        """Of the gateway."""
+        lines = vllm_processes.fetch(f"{self.url}/metrics").decode().splitlines()
+        return sum(float(line.rpartition(" ")[2]) for line in lines if line.partition("{")[0].split(" ")[0] == name)
+
     def metric(self, name: str) -> float:
         """The sum over both engines and all series."""
         lines = [line for url in self.workers for line in vllm_processes.fetch(f"{url}/metrics").decode().splitlines()]

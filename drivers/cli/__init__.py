@@ -17,6 +17,7 @@ from kvcore.errors import KvcoreError
 
 from .demo import demo_command
 from .journal import journal_group
+from .kvevents import kvevents_group
 from .mock_worker import mock_worker_command
 from .policy import policy_group
 from .replay import replay_command
@@ -69,6 +70,7 @@ cli.add_command(serve_command)
 cli.add_command(replay_command)
 cli.add_command(policy_group)
 cli.add_command(journal_group)
+cli.add_command(kvevents_group)
 cli.add_command(mock_worker_command)
 cli.add_command(demo_command)
 

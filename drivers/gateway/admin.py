@@ -49,7 +49,7 @@ LIMIT_DEFAULT, LIMIT_MAX = 100, 10_000
 log = logging.getLogger("kvcore.gateway")
 
 #: What describes a worker: nothing deep.
-_WISH = msgspec.json.Decoder(str | dict[str, str | int | float | bool | None | list[str]])
+_WISH = msgspec.json.Decoder(str | dict[str, str | int | float | bool | list[str] | None])
 
 Call = Callable[[Request, str], Awaitable[Any]]
 

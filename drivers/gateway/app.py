@@ -20,6 +20,7 @@ from ..protocol import DriverError, Rejected
 from .bodies import Body, parse
 from .echo import Echo, client_id
 from .errors import Reason
+from .figures import Figures
 from .fleet import Worker
 from .hints import Hints
 from .metrics import Scraper
@@ -47,6 +48,7 @@ class App:
         self.is_draining = False
         self.inside = 0
         self.answered: dict[int, int] = {}
+        self.figures = Figures()
         self._desk, self._meter = desk, meter
         self._limits, self._models_served = desk.config.limits, desk.config.models
         self._prefix, self._count = secrets.token_hex(4), itertools.count(1)
@@ -99,8 +101,10 @@ class App:
         self.inside += 1
         status = 499
         try:
-            await self._serve(request, echo, chat)
-            status = 200
+            status = await self._serve(request, echo, chat)
+            if status == 200:
+                first_ns = None if echo.first_ns is None else echo.first_ns - arrived_ns
+                self.figures.answered(echo.policy_class, first_ns, self.means.router.now_ns() - arrived_ns)
         except ClientGone:
             raise
         except Exception as error:
@@ -119,7 +123,8 @@ class App:
             self.inside -= 1
             self._note(status)
 
-    async def _serve(self, request: HttpRequest, echo: Echo, chat: bool) -> None:
+    async def _serve(self, request: HttpRequest, echo: Echo, chat: bool) -> int:
+        """Answer it; with which status."""
         limits = self._limits
         data = await request.body(limits.body_bytes)
         if self.is_draining:
@@ -139,8 +144,12 @@ class App:
             await passage.run()
         except InvalidEvent as error:
             raise Refused(Trouble.MALFORMED, "The request cannot be scheduled.") from error
-        if passage.usage is not None:
-            self._meter.learn(measured, passage.usage.prompt_tokens)
+        usage = passage.usage
+        if usage is not None:
+            self._meter.learn(measured, usage.prompt_tokens)
+            self.figures.used(
+                echo.policy_class, usage.prompt_tokens, echo.expected_cached, usage.cached_tokens, usage.output_tokens)
+        return passage.status
 
     def _serving(self, body: Body) -> frozenset[int] | None:
         """The workers that may have it; None: all. Names are checked as far as they are known."""

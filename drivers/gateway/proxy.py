@@ -30,7 +30,7 @@ from ..protocol import DriverError, Evicted
 from ..trio import Lease, Router
 from .config import TimeoutSettings
 from .echo import NAMES, Echo
-from .errors import Errors
+from .errors import Errors, reason_of, row_of
 from .fleet import Fleet, Worker
 from .sse import Scanner, Usage, read_plain
 
@@ -65,10 +65,13 @@ class Means:
 class Passage:
     """One request. asked: as the scheduler sees it; data: its body; choices: how many answers it asks for.
 
-    usage: what the worker has said at the end, or None.
+    usage: what the worker has said at the end, or None. status: with which it has been answered, or
+    would have been, had not some of a stream been sent.
     """
 
-    __slots__ = ("_choices", "_data", "_echo", "_lost", "_means", "_request", "_stream", "asked", "headers", "usage")
+    __slots__ = (
+        "_choices", "_data", "_echo", "_lost", "_means", "_request", "_stream", "asked", "headers", "status", "usage",
+    )
 
     def __init__(
         self, means: Means, request: HttpRequest, asked: Request, data: bytes, echo: Echo, choices: int,
@@ -79,6 +82,7 @@ class Passage:
         self.asked = asked
         self.headers = end_to_end(request.headers, OURS)
         self.usage: Usage | None = None
+        self.status = 0
 
     async def run(self) -> None:
         """From arrival to the last byte. Raises, while nothing has been answered: DriverError, UpstreamError."""
@@ -95,6 +99,7 @@ class Passage:
         decision = lease.dispatch
         echo.policy_class, echo.queue_ns = means.class_name(decision.class_index), decision.wait_ns
         echo.worker_id, echo.dp_rank = decision.worker_id, decision.dp_rank
+        echo.expected_cached = decision.cached_tokens
         worker = means.fleet.get(decision.worker_id)
         if worker is None:
             return _put_back(lease)
@@ -123,6 +128,7 @@ class Passage:
         try:
             if exchange.status in (429, 503):
                 return _put_back(lease, _pause_ns(exchange.headers, timeouts.pause_s))
+            self.status = exchange.status
             headers = end_to_end(exchange.headers, NAMES)
             headers += self._echo.headers()
             if exchange.status == 200 and _is_stream(exchange.headers):
@@ -140,6 +146,7 @@ class Passage:
             worker.suspect(isinstance(trouble, ConnectFailed) and trouble.refused)
         if self._stream is not None:
             lease.failed()
+            self.status = row_of(reason_of(trouble)).status
             await self._stream.finish(self._means.errors.event(trouble))
             return False
         match trouble:
@@ -176,6 +183,7 @@ class Passage:
                 if not told:
                     told = True
                     lease.prefill_done()
+                    self._echo.first_ns = self._means.router.now_ns()
                 tokens = scanner.tokens
                 while tokens > border:
                     border += block_size

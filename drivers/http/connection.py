@@ -93,7 +93,7 @@ class Connection:
                 break
             if event is not h11.NEED_DATA:
                 return None
-            data = await self.socket.receive()
+            data = await self._receive()
             if self.is_idle:
                 self.is_idle = False
                 life.deadline = trio.current_time() + limits.head_s
@@ -130,11 +130,18 @@ class Connection:
                     await self.send_bytes(go_on or b"")
                 if life.deadline == math.inf:
                     life.deadline = trio.current_time() + self._limits.body_s
-                protocol.receive_data(await self.socket.receive())
+                protocol.receive_data(await self._receive())
             else:
                 break
         life.deadline = math.inf
         return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    async def _receive(self) -> bytes:
+        try:
+            return await self.socket.receive()
+        except OSError as error:
+            self.gone = True
+            raise ClientGone(str(error)) from error
 
     # Answers.
 

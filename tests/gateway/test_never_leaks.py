@@ -6,11 +6,23 @@ import json
 
 import pytest
 import trio
-from gateway_world import DONE, EVENTS, JSON, PROMPT, Engine, chunk, story, world
+from gateway_world import (
+    DONE,
+    EVENTS,
+    JSON,
+    PROMPT,
+    STREAM,
+    Engine,
+    Stage,
+    begin,
+    chunk,
+    read_until,
+    story,
+    world,
+)
 
 from kvcore.policy import Capacity
 
-STREAM = {**PROMPT, "stream": True}
 
 
 def one_at_a_time():
@@ -20,44 +32,6 @@ def one_at_a_time():
     return world([engine], scheduler__capacity=Capacity.STRICT)
 
 
-class Stage:
-    """A script that stands still where the test wants it to."""
-
-    def __init__(self, *parts: bytes, rest: tuple[bytes, ...] = ()) -> None:
-        self.parts, self.rest = parts, rest
-        self.is_there, self.go_on = trio.Event(), trio.Event()
-
-    async def __call__(self, request, body) -> None:
-        if not self.parts:
-            self.is_there.set()
-            await self.go_on.wait()
-        async with request.stream(200, EVENTS) as send:
-            for part in self.parts:
-                await send(part)
-            self.is_there.set()
-            await self.go_on.wait()
-            for part in self.rest:
-                await send(part)
-
-
-async def begin(w, body) -> trio.SocketStream:
-    """A client that has sent its request."""
-    stream = await trio.open_tcp_stream("127.0.0.1", w.gateway.port)
-    data = json.dumps(body).encode()
-    await stream.send_all(
-        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(data) + data)
-    return stream
-
-
-async def read_until(stream, text: bytes) -> bytes:
-    data = b""
-    while text not in data:
-        part = await stream.receive_some()
-        assert part, data
-        data += part
-    return data
-
-
 # The client.
 
 @story
@@ -65,9 +39,9 @@ async def test_a_client_that_goes_while_it_is_queued():
     async with one_at_a_time() as w:
         stage = Stage()
         w.engines[0].scripts = [stage]
-        first = await begin(w, PROMPT)
+        first = await begin(w.gateway.port, PROMPT)
         await stage.is_there.wait()
-        second = await begin(w, PROMPT)
+        second = await begin(w.gateway.port, PROMPT)
 
         async def waits():
             return (await w.gateway.router.stats()).waiting_requests == 1
@@ -87,7 +61,7 @@ async def test_a_client_that_goes_before_the_first_byte(body):
     async with world() as w:
         stage = Stage()
         w.engines[0].scripts = [stage]
-        client = await begin(w, body)
+        client = await begin(w.gateway.port, body)
         await stage.is_there.wait()
         await client.aclose()
         await w.until(lambda: w.engines[0].gone == 1)  # the worker hears of it
@@ -101,7 +75,7 @@ async def test_a_client_that_goes_in_the_middle_of_a_stream_while_the_worker_is_
     async with world() as w:
         stage = Stage(chunk())
         w.engines[0].scripts = [stage]
-        client = await begin(w, STREAM)
+        client = await begin(w.gateway.port, STREAM)
         await read_until(client, chunk())
         await client.aclose()
         await w.until(lambda: w.engines[0].gone == 1)
@@ -114,7 +88,7 @@ async def test_a_client_that_goes_right_after_the_last_chunk_has_had_its_answer(
     async with world() as w:
         stage = Stage(chunk(), chunk(finish="stop"))  # [DONE] never comes
         w.engines[0].scripts = [stage]
-        client = await begin(w, STREAM)
+        client = await begin(w.gateway.port, STREAM)
         await read_until(client, chunk(finish="stop"))
         await client.aclose()
         await w.until(lambda: w.engines[0].gone == 1)
@@ -126,7 +100,7 @@ async def test_a_client_that_goes_right_after_the_last_chunk_has_had_its_answer(
 async def test_it_is_complete_before_its_last_chunk_reaches_the_client():
     async with world() as w:
         w.engines[0].scripts = [Stage(chunk(), chunk(finish="length"))]
-        client = await begin(w, STREAM)
+        client = await begin(w.gateway.port, STREAM)
         await read_until(client, chunk(finish="length"))
         assert await w.loads() == [0, 0, 0, 0]
         assert await w.outcomes() == (1, 0)
@@ -139,7 +113,7 @@ async def test_each_of_several_answers_must_end_before_it_is_complete():
     async with world() as w:
         w.engines[0].scripts = [Stage(chunk(finish="stop", index=0), rest=(chunk(finish="stop", index=1), DONE))]
         stage = w.engines[0].scripts[0]
-        client = await begin(w, {**STREAM, "n": 2})
+        client = await begin(w.gateway.port, {**STREAM, "n": 2})
         await read_until(client, chunk(finish="stop", index=0))
         assert (await w.loads())[0] == 1
         stage.go_on.set()
@@ -162,7 +136,7 @@ async def test_a_client_that_does_not_read():
 
     async with world(timeouts__write_s=0.3) as w:
         w.engines[0].scripts = [flood]
-        client = await begin(w, STREAM)
+        client = await begin(w.gateway.port, STREAM)
         await read_until(client, b"xxx")
         await w.until(lambda: w.engines[0].gone == 1)
         assert len(sent) < 1000  # what sockets hold, not what the engine could say in that time
@@ -469,7 +443,7 @@ async def test_a_worker_removed_in_the_middle_of_a_stream_ends_it_with_an_error(
     async with world() as w:
         stage = Stage(chunk("a"))
         w.engines[0].scripts = [stage]
-        client = await begin(w, STREAM)
+        client = await begin(w.gateway.port, STREAM)
         await read_until(client, chunk("a"))
         spec = w.gateway.fleet.get(0).spec
         await w.gateway.fleet.remove(0)
@@ -486,7 +460,7 @@ async def test_a_drained_worker_finishes_what_it_has():
         stage = Stage(chunk("a"), rest=(chunk(finish="stop"), DONE))
         for engine in w.engines:
             engine.scripts = [stage]
-        client = await begin(w, STREAM)
+        client = await begin(w.gateway.port, STREAM)
         await read_until(client, chunk("a"))
         busy = next(worker for worker in w.gateway.fleet if worker.running)
         for engine in w.engines:
@@ -508,7 +482,7 @@ async def test_no_more_requests_inside_than_the_limit():
     async with world(limits__queue=1) as w:
         stage = Stage()
         w.engines[0].scripts = [stage]
-        client = await begin(w, PROMPT)
+        client = await begin(w.gateway.port, PROMPT)
         await stage.is_there.wait()
         status, headers, body = await w.post(PROMPT)
         assert (status, json.loads(body)["error"]["code"]) == (429, "gateway_full")
@@ -525,9 +499,9 @@ async def test_a_drain_answers_everybody():
     async with one_at_a_time() as w:
         stage = Stage(chunk("a"), rest=(chunk(finish="stop"), DONE))
         w.engines[0].scripts = [stage]
-        running = await begin(w, STREAM)
+        running = await begin(w.gateway.port, STREAM)
         await read_until(running, chunk("a"))
-        waiting = await begin(w, PROMPT)
+        waiting = await begin(w.gateway.port, PROMPT)
 
         async def waits():
             return (await w.gateway.router.stats()).waiting_requests == 1
@@ -554,7 +528,7 @@ async def test_a_drain_answers_everybody():
 async def test_a_drain_has_an_end():
     async with world(timeouts__drain_s=0.2) as w:
         w.engines[0].scripts = [Stage(chunk("a"))]
-        client = await begin(w, STREAM)
+        client = await begin(w.gateway.port, STREAM)
         await read_until(client, chunk("a"))
         w.gateway.stop()
         assert b'"code":"drain_deadline"' in await read_until(client, b"0\r\n\r\n")

@@ -23,8 +23,8 @@ def test_the_page_names_no_option_that_is_not_there():
 
 
 @pytest.mark.parametrize("text", [
-    "", "nothing", "cut=3", "status", "status=", "status=200", "status=600", "cut;after", "cut;after=-1", "cut;before=1",
-    "stall;seconds=-1", "stall;seconds=nan", "cut;after=1.5",
+    "", "nothing", "cut=3", "status", "status=", "status=200", "status=600", "cut;after", "cut;after=-1",
+    "cut;before=1", "cut;after=1.5", "stall;seconds=-1", "stall;seconds=nan",
 ])
 def test_what_is_no_failure(text):
     with pytest.raises(ValueError, match=r".+"):

@@ -55,7 +55,7 @@ def test_a_cancel_frees_the_slot(fleet):
         for server in streams:
             assert server.getresponse().readline().startswith(b"data: ")
         until(lambda: fleet.metric("vllm:num_requests_running") == count)
-        assert fleet.tell("stats")["running_requests"] == count
+        assert fleet.own_metric("kvcore_running_requests") == count
         assert {row["requests"] for row in fleet.tell("loads")["loads"]} == {vllm_processes.SLOTS}
     until(lambda: fleet.tell("stats")["live_requests"] == 0)
     until(lambda: fleet.metric("vllm:num_requests_running") == 0)
@@ -69,11 +69,11 @@ def test_a_cancel_frees_the_slot(fleet):
 def test_the_metrics_agree_with_those_of_the_engines(fleet):
     before = {name: fleet.metric(name) for name in (
         "vllm:prompt_tokens_total", "vllm:generation_tokens_total", "vllm:prefix_cache_hits_total")}
-    completed = fleet.tell("stats")["completed"]
+    completed = fleet.own_metric("kvcore_completed_total")
     said = [fleet.ask(chat(text(2), f"question {number}")) for number in range(12)]
     prompt, cached = sum(one.prompt for one in said), sum(one.cached for one in said)
     made = sum(one.body["usage"]["completion_tokens"] for one in said)
-    assert fleet.tell("stats")["completed"] == completed + 12
+    assert fleet.own_metric("kvcore_completed_total") == completed + 12
     until(lambda: fleet.metric("vllm:generation_tokens_total") == before["vllm:generation_tokens_total"] + made)
     after = {name: fleet.metric(name) for name in before}
     assert after["vllm:prompt_tokens_total"] - before["vllm:prompt_tokens_total"] == prompt
