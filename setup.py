@@ -40,6 +40,11 @@ MODULES = {
     ),
 }
 
+#: Modules that are the same without the interpreter's lock (ARCHITECTURE A44): values that never change once they are
+#: made, and functions of their arguments alone. The others have owners, and one owner at a time.
+UNLOCKED = {f"kvcore.{name}" for name in (
+    "events", "actions", "request", "replica", "policy", "explanation", "hashing", "_elementary")}
+
 # IEEE double without contraction: the same costs on every machine (DESIGN D20).
 COMPILE_ARGS = ["-O2", "-ffp-contract=off", "-fno-strict-aliasing"]
 MACROS = [("KVCORE_DEBUG", "1" if DEBUG else "0")]
@@ -109,9 +114,15 @@ def translated() -> list[Extension]:
             item.sources = [file.as_posix()]
         return found
     mark.unlink(missing_ok=True)
-    found = cythonize(
-        found, compiler_directives=DIRECTIVES, include_path=include_path(), build_dir=folder.as_posix(), force=TRACE,
-        nthreads=os.cpu_count())
+    unlocked = [item for item in found if item.name in UNLOCKED]
+    locked = [item for item in found if item.name not in UNLOCKED]
+    found = [
+        item
+        for items, directives in ((unlocked, DIRECTIVES | {"freethreading_compatible": True}), (locked, DIRECTIVES))
+        for item in cythonize(
+            items, compiler_directives=directives, include_path=include_path(), build_dir=folder.as_posix(),
+            force=TRACE, nthreads=os.cpu_count())
+    ]
     mark.write_text(digest.hexdigest())
     return found
 

@@ -29,8 +29,8 @@ WORKERS = 2
 PROMPT = 64
 KINDS = {"whole": {"max_tokens": 1}, "stream": {"max_tokens": 16, "stream": True,
                                                 "stream_options": {"include_usage": True}}}
-REQUESTS = {"small": 64, "large": 4_000}
-ROUNDS = {"small": 1, "large": 5}
+REQUESTS = {"small": 64, "large": 2_000}
+ROUNDS = {"small": 1, "large": 3}
 #: Of one connection a tenth of the requests is enough: it is slow, and there is little to average over.
 FEW = 10
 STREAMS = {"small": 20, "large": 5_000}

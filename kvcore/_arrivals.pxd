@@ -8,6 +8,7 @@ from kvcore._fleet cimport Fleet
 from kvcore._inspect cimport Inspector
 from kvcore._lifecycle cimport Lifecycle
 from kvcore._placement cimport Placement
+from kvcore._policies cimport Policies
 from kvcore._requests cimport RequestTable, plain_t
 from kvcore._settle cimport Settler
 from kvcore._types cimport int32_t, int64_t, slot_t, uint64_t
@@ -23,6 +24,7 @@ cdef class Arrivals:
     cdef Endings _endings
     cdef Admission _admission
     cdef Lifecycle _lifecycle
+    cdef Policies _policies
     cdef Settler _settler
     cdef Inspector _inspector
     cdef int64_t _block_size

@@ -25,6 +25,7 @@ cdef class Arrivals:
         self._admission = lifecycle.admission
         self._inspector = lifecycle.inspector
         self._lifecycle = lifecycle
+        self._policies = lifecycle.policies
         self._settler = settler
         self._block_size = block_size
 
@@ -58,6 +59,8 @@ cdef class Arrivals:
         if self._is_over_limit(slot, &kind, &current, &bound):
             # What single steps would have run must not be refused because a batch has not decided yet.
             self._settler.settle(out)
+        if kind == LIMIT_NONE and not self._policies.any:
+            return self._backlog.store(slot)
         entry = self._admission.arrive(slot, out)
         if entry == ENTRY_ENDED:
             return 0

@@ -52,6 +52,7 @@ cdef class PolicyQueue:
     cdef readonly int64_t visits   # classes looked at since the queue was made
 
     cdef ClassQueue queue(self, slot_t class_index)
+    cdef bint rests(self) noexcept nogil
     cdef int adopt(self, object before, object profile) except -1
     cdef int push(self, slot_t item, slot_t class_index, slot_t rank) except -1 nogil
     cdef void hold(self, slot_t item, slot_t class_index) noexcept nogil

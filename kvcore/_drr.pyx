@@ -106,6 +106,10 @@ cdef class PolicyQueue:
     cdef ClassQueue queue(self, slot_t class_index):
         return <ClassQueue>self._queues[class_index]
 
+    cdef bint rests(self) noexcept nogil:
+        """Whether a pop would find nothing and change nothing."""
+        return self.size == 0 and not (self._reference and self.visit != VISIT_NONE)
+
     cdef int push(self, slot_t item, slot_t class_index, slot_t rank) except -1 nogil:
         """Store a request whose waiting row is filled; rank NO_SLOT is the shared heap."""
         (<ClassQueue>self.rows[class_index]).push(item, rank)

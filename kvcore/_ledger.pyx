@@ -27,7 +27,8 @@ from libc.math cimport INFINITY
 from libc.stdlib cimport free
 from kvcore._active cimport pair_t
 from kvcore._heap cimport heap_free, heap_init, heap_push, heap_remove, heap_reserve, key_t
-from kvcore._load cimport beyond, calm_below, enter_fifo, forget_rank, leave_fifo, set_front, time_of_tokens
+from kvcore._load cimport (
+    beyond, calm_below, enter_fifo, forget_rank, leave_fifo, load_tokens, set_front, time_of_tokens)
 from kvcore._types cimport FRACTION_ONE, NEVER_NS, NO_SLOT, i128, resize
 
 
@@ -181,7 +182,7 @@ cdef class Ledger:
     cdef bint busy(self, slot_t rank, slot_t pair) noexcept nogil:
         """Whether a rank is above its bound for a threshold pair: strictly (DESIGN D7). INT64_TOP: never."""
         cdef int64_t calm = self._calm[rank * self.pairs + pair]
-        return calm != INT64_TOP and tokens_at(&self.loads[rank], self.now_ns) > calm
+        return calm != INT64_TOP and load_tokens(&self.loads[rank], self.now_ns) > calm
 
     cdef int64_t calm(self, slot_t rank, slot_t pair) noexcept nogil:
         """The largest prefill load of a rank that is not busy for a threshold pair; INT64_TOP: it never is."""
@@ -402,7 +403,7 @@ cdef class Ledger:
         cdef slot_t pair
         if self.pairs == 0 or load.taints == NO_SLOT or load.state != RANK_OPEN:
             return
-        tokens = tokens_at(load, now_ns)
+        tokens = load_tokens(load, now_ns)
         for pair in range(self.pairs):
             if tokens <= calm[pair]:
                 self.free[pair] += by

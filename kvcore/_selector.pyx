@@ -17,7 +17,7 @@ Cost: O(candidates). The common request (device blocks only, no decay of credit,
 """
 from libc.math cimport INFINITY, isfinite
 from kvcore._elementary cimport kv_exp
-from kvcore._load cimport INT64_TOP, blocks_of, requests_of, tokens_at
+from kvcore._load cimport INT64_TOP, blocks_of, load_tokens, requests_of
 from kvcore._types cimport NO_SLOT, ceil_div
 
 cdef extern from *:
@@ -39,15 +39,6 @@ cdef inline int64_t whole_tokens(double blocks, int64_t block_size) noexcept nog
     """Tokens of so many blocks, half up, at most 2^53."""
     cdef double tokens = blocks * <double>block_size + 0.5
     return TOKENS_MAX if tokens >= <double>TOKENS_MAX else <int64_t>tokens
-
-
-cdef inline tokens_t load_tokens(const load_t* load, ns_t now_ns) noexcept nogil:
-    """tokens_at without 128 bits in the usual case: no decay, and sums that fit."""
-    cdef uint64_t low = <uint64_t>load.prefill
-    cdef uint64_t foreign = <uint64_t>load.foreign_prefill
-    if load.front_ns == 0 and <uint64_t>(load.prefill >> 64) == 0 and (low | foreign) < (<uint64_t>1 << 62):
-        return <tokens_t>(low + foreign)
-    return tokens_at(load, now_ns)
 
 
 cdef inline double raw_tokens(tokens_t tokens, tokens_t prompt, int64_t cached) noexcept nogil:

@@ -286,6 +286,8 @@ def records_from_events(events, names=()):
 cdef dict _row_of(object event, dict numbers, list hashes):
     cdef Request request
     kind = type(event)
+    if not isinstance(event, Event):
+        raise ValueError(f"not an event: {kind.__name__}")
     row = {"now_ns": event.now_ns}
     if kind is RequestArrived:
         request = event.request

@@ -25,7 +25,7 @@ from ..http.client import Exchange
 from ..http.request import Request as HttpRequest
 from ..http.request import Stream
 from ..http.values import BadResponse, ConnectFailed, ConnectionLost, Headers, TimedOut, UpstreamError
-from ..http.wire import end_to_end
+from ..http.wire import Checked, end_to_end
 from ..protocol import DriverError, Evicted
 from ..trio import Lease, Router
 from .config import TimeoutSettings
@@ -108,7 +108,7 @@ class Passage:
         trouble: DriverError | UpstreamError
         worker.running += 1
         try:
-            with lease.guard() as scope:
+            with lease.guard(trio.current_time() + means.timeouts.connect_s + means.timeouts.first_byte_s) as scope:
                 return await self._exchange(lease, worker, scope)
         except UpstreamError as error:
             trouble = error
@@ -119,15 +119,14 @@ class Passage:
         return await self._after(lease, worker, trouble)
 
     async def _exchange(self, lease: Lease, worker: Worker, scope: trio.CancelScope) -> bool:
-        timeouts = self._means.timeouts
-        scope.deadline = trio.current_time() + timeouts.connect_s + timeouts.first_byte_s
-        fields = [*self.headers, (b"x-request-id", f"{self.asked.request_id}-{lease.attempt}".encode())]
+        fields = Checked(self.headers)
+        fields.append((b"x-request-id", f"{self.asked.request_id}-{lease.attempt}".encode()))
         if worker.spec.dp_size > 1:
             fields.append((b"x-data-parallel-rank", b"%d" % lease.dp_rank))
         exchange = await worker.pool.start("POST", self._request.target, fields, self._data)
         try:
             if exchange.status in (429, 503):
-                return _put_back(lease, _pause_ns(exchange.headers, timeouts.pause_s))
+                return _put_back(lease, _pause_ns(exchange.headers, self._means.timeouts.pause_s))
             self.status = exchange.status
             headers = end_to_end(exchange.headers, NAMES)
             headers += self._echo.headers()
@@ -220,8 +219,9 @@ class Passage:
         size = 0
         while not exchange.is_complete and size <= PLAIN_MAX:
             parts.append(await exchange.read())
-            size += len(parts[-1])
-            scope.deadline = trio.current_time() + idle_s
+            if not exchange.is_complete:
+                size += len(parts[-1])
+                scope.deadline = trio.current_time() + idle_s
         body = b"".join(parts)
         if exchange.is_complete:
             self._settle(lease, exchange.status, body)

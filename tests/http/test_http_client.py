@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import h11
 import pytest
 import trio
 from gateway_world import story
 from kvcore.drivers.http.client import Pool
 from kvcore.drivers.http.values import BadResponse, ConnectFailed, ConnectionLost, TimedOut
-from kvcore.drivers.http.wire import end_to_end
+from kvcore.drivers.http.wire import Checked, end_to_end, to_send
 
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
 
@@ -181,3 +182,13 @@ def test_fields_of_one_hop_stay_behind():
         (b"transfer-encoding", b"chunked"), (b"upgrade", b"h2c"), (b"content-length", b"3"), (b"a", b"1"), (b"b", b"2"),
         (b"a", b"3")]
     assert end_to_end(headers, frozenset({b"b"})) == [(b"a", b"1"), (b"a", b"3")]
+
+
+def test_fields_that_are_checked_are_not_checked_again_and_others_are():
+    kept = to_send(Checked([(b"host", b"x"), (b"a", b"1")]))
+    request = h11.Request(method="GET", target="/", headers=kept)
+    assert request.headers is kept
+    assert list(kept) == [(b"host", b"x"), (b"a", b"1")]
+    for headers in ([(b"host", b"x"), (b"a", b"1\r\nb: 2")], Checked([(b"host", b"x"), (b"a", b"1\r\nb: 2")])):
+        with pytest.raises(h11.LocalProtocolError):
+            h11.Request(method="GET", target="/", headers=to_send(headers))

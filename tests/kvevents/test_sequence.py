@@ -175,7 +175,7 @@ def test_the_whole_tale_again():
 def test_a_link_that_was_down_takes_what_is_held_with_it():
     hand = Hand(began=False)
     hand.sequencer.start()
-    hand.live(0)
+    hand.live(0, 1)
     assert hand.sequencer.verify(was_down=True) == [Ask(0)]
     assert hand.answer(0, start=1) == [Reset(), *deliver(0, start=1)]
 

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+from probe_build import settings
 from tree import LINES_TARGET, ROOT, SOURCE_SUFFIXES, everywhere, imports, long_files, shown, sources
 
 #: Every module of kvcore/, lowest first. A module imports from lower layers and from those before it in its own.
@@ -243,7 +244,8 @@ def test_trio_and_threads_know_nothing_of_each_other():
 #: Packages of drivers/, and what each may import of the others; `live` are the modules beside them.
 MAY_IMPORT = {
     "live": set(), "http": set(), "replay": set(), "kvevents": {"live"}, "mock": {"http", "replay"},
-    "gateway": {"http", "kvevents", "live"}, "cli": {"gateway", "kvevents", "mock", "replay"},
+    "gateway": {"http", "kvevents", "live"}, "bench": {"replay"},
+    "cli": {"bench", "gateway", "kvevents", "mock", "replay"},
 }
 #: Modules of these packages that wait for nothing: text, bytes and times come in as arguments.
 SANS_IO = {
@@ -328,6 +330,20 @@ def test_cython_is_plain_modules():
     cython = [path for path in CORE + DRIVERS if path.suffix in (".pyx", ".pxd")]
     assert offending(cython, r"^\s*(?:include ['\"]|DEF |IF |#\s*cython:)") == []
     assert [shown(path) for path in (ROOT / "kvcore").glob("*.pxi")] == []
+
+
+def test_modules_that_need_no_lock_hold_nothing_that_changes():
+    """What setup.py marks as compatible with free threading: no variable of the module, no field that can be set."""
+    names = settings()["UNLOCKED"]
+    assert {"kvcore.events", "kvcore.actions", "kvcore.request", "kvcore.hashing"} <= names
+    stems = {name.removeprefix("kvcore.") for name in names}
+    files = [path for path in CORE if path.stem in stems and path.suffix != ".pyi"]
+    assert {path.stem for path in files} == stems
+    variable = r"^cdef (?:object|dict|list|set|\w+_t|int|double)\s*\*?\s*_?[a-z]\w*\s*(?:=|$)"
+    container = r"^\w+(?:: [^=]+)? = (?:\[|\{|dict\(|list\(|set\()"
+    field = r"^    cdef (?!readonly |inline |class |int \w+\()\w[\w \*]*$|^    cdef public "
+    assert offending(files, rf"{variable}|{container}|\bglobal\b") == []
+    assert offending([path for path in files if path.suffix == ".pxd"], field) == []
 
 
 def test_every_module_says_what_it_is():
