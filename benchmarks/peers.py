@@ -34,7 +34,8 @@ from pathlib import Path
 from typing import Any
 
 import synthetic
-from harness import load, versions
+from harness import load
+from kvcore.drivers.bench.gate import build_key
 
 VERSION = "1.6.1"
 HERE = Path(__file__).parent
@@ -233,7 +234,7 @@ def main(arguments: list[str] | None = None) -> int:
     about = [
         f"replays: {requests:,} requests over {FLEET[options.size]} workers",
         f"{datetime.now(UTC):%Y-%m-%d}, {processor()}; load average {before} at the start, {load()} at the end",
-        f"ai-dynamo-runtime {VERSION}; kvcore on {versions()}",
+        f"ai-dynamo-runtime {VERSION}; kvcore on {build_key()}",
         f"`python benchmarks/peers.py --size {options.size}`; CPU time of all threads, the best of "
         f"{max(len(row.ours) for row in rows)} rounds, of a replay {options.replays}",
     ]
