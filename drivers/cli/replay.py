@@ -56,6 +56,12 @@ def _speedup(ctx: click.Context, param: click.Parameter, value: str | None) -> F
     return number
 
 
+#: Shared by all commands that replay.
+speedup_option = click.option(
+    "--speedup", metavar="X", callback=_speedup,
+    help="Requests arrive X times as fast as in the trace; a decimal number.  [default: 1]")
+
+
 @click.command("replay", cls=_ReplayCommand, short_help="Replay traces through the scheduler and modelled engines.")
 @click.argument("traces", nargs=-1, required=True, metavar="TRACE...")
 @click.option("--workers", type=click.IntRange(1, WORKERS_MAX), default=1, show_default=True, metavar="N",
@@ -89,8 +95,7 @@ def _speedup(ctx: click.Context, param: click.Parameter, value: str | None) -> F
               help="Tokens per KV block.  [default: as in the trace, 16 if it has no block hashes]")
 @click.option("--trace-block-size", type=click.IntRange(1), metavar="N",
               help="Tokens that one of the trace's block hashes stands for.  [default: 512]")
-@click.option("--speedup", metavar="X", callback=_speedup,
-              help="Requests arrive X times as fast as in the trace; a decimal number.  [default: 1]")
+@speedup_option
 @click.option("--concurrency", type=click.IntRange(1), metavar="N",
               help="Closed loop: ignore the trace's times and keep N requests in flight.")
 @click.option("--seed", type=int, default=0, show_default=True, metavar="S",

@@ -9,7 +9,7 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
@@ -75,6 +75,24 @@ def run(options: Options) -> None:
     mix = _mix(options, profile)
     with _open(options) as stream:
         _replay(options, profile, mix, stream)
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What other commands that replay want to know of options that have been looked at."""
+
+    profile: PolicyProfile | None
+    mix: ClassMix | None
+    weights: SelectionWeights
+
+
+def check_replay(given: Mapping[str, Any]) -> Checked:
+    """Check options of a replay, by name; those that are absent are off. Raises: as run does."""
+    known: dict[str, Any] = {item.name: given.get(item.name) for item in fields(Options)}
+    options = Options(**known)
+    _check(options)
+    profile = _profile(options)
+    return Checked(profile, _mix(options, profile), _weights(options))
 
 
 def _open(options: Options) -> TraceStream:
@@ -261,7 +279,7 @@ def _config(options: Options, stream: TraceStream, config: SchedulerConfig, spec
         mode = {"mode": "closed", "concurrency": options.concurrency}
     return {
         "traces": [
-            {"path": path, "format": form, "sha256": _sha256(path)}
+            {"path": path, "format": form, "sha256": file_digest(path)}
             for path, form in zip(options.traces, stream.formats, strict=True)
         ],
         "limit": options.limit,
@@ -272,7 +290,8 @@ def _config(options: Options, stream: TraceStream, config: SchedulerConfig, spec
         "seed": options.seed,
         "workers": options.workers,
         "engine": {"preset": options.engine, **asdict(spec)},
-        "policy_file": None if options.policy is None else {"path": options.policy, "sha256": _sha256(options.policy)},
+        "policy_file":
+            None if options.policy is None else {"path": options.policy, "sha256": file_digest(options.policy)},
         "model": options.model,
         "policy": policy,
         "scheduler": {
@@ -286,7 +305,7 @@ def _config(options: Options, stream: TraceStream, config: SchedulerConfig, spec
     }
 
 
-def _sha256(path: str) -> str | None:
+def file_digest(path: str) -> str | None:
     """Digest of the bytes of a file as it lies on disk; None for what can be read only once, such as a pipe."""
     if not os.path.isfile(path):
         return None
