@@ -35,9 +35,10 @@ class Browser:
         os.close(there)
         os.close(here)
         self._last, self._rest = 0, b""
+        self._seen: set[str] = set()
 
     def call(self, method: str, session: str | None = None, **params: Any) -> Any:
-        """Send a command, wait for its answer; events in between are passed over."""
+        """Send a command, wait for its answer."""
         self._last += 1
         message = {"id": self._last, "method": method, "params": params} | ({"sessionId": session} if session else {})
         os.write(self._out, json.dumps(message).encode() + b"\0")
@@ -47,9 +48,9 @@ class Browser:
                 return answer["result"]
 
     def wait(self, method: str) -> None:
-        """Wait for an event."""
-        while self._read().get("method") != method:
-            pass
+        """Wait for an event, if it has not come yet."""
+        while method not in self._seen:
+            self._read()
 
     def _read(self) -> Any:
         while b"\0" not in self._rest:
@@ -58,7 +59,9 @@ class Browser:
                 sys.exit("the browser has gone")
             self._rest += data
         message, _, self._rest = self._rest.partition(b"\0")
-        return json.loads(message)
+        found = json.loads(message)
+        self._seen.add(found.get("method"))
+        return found
 
 
 def measure(page: Path) -> dict[str, float]:
@@ -75,7 +78,7 @@ def measure(page: Path) -> dict[str, float]:
             found: dict[str, float] = json.loads(answer["result"]["value"])
             return found
         finally:
-            browser.call("Browser.close")
+            browser.process.terminate()
             browser.process.wait(30)
 
 
