@@ -244,8 +244,8 @@ def test_trio_and_threads_know_nothing_of_each_other():
 #: Packages of drivers/, and what each may import of the others; `live` are the modules beside them.
 MAY_IMPORT = {
     "live": set(), "http": set(), "replay": set(), "kvevents": {"live"}, "mock": {"http", "replay"},
-    "gateway": {"http", "kvevents", "live"}, "bench": {"replay"}, "study": {"replay"},
-    "cli": {"bench", "gateway", "kvevents", "mock", "replay", "study"},
+    "gateway": {"http", "kvevents", "live"}, "bench": {"replay"}, "study": {"replay"}, "traces": {"replay"},
+    "cli": {"bench", "gateway", "kvevents", "mock", "replay", "study", "traces"},
 }
 #: Modules of these packages that wait for nothing: text, bytes and times come in as arguments.
 SANS_IO = {
