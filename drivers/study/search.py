@@ -83,4 +83,14 @@ def _on_dask(tasks: Sequence[Task], address: str | None) -> Iterator[Iterator[Tr
         raise SearchFailed(f"--address {address}: no dask scheduler answers there: {error}") from error
     with client, parallel_config(backend="dask"):
         parallel = Parallel(batch_size=1, return_as="generator_unordered")
-        yield iter(parallel(delayed(try_point)(task) for task in tasks))
+        yield _from_cluster(parallel(delayed(try_point)(task) for task in tasks))
+
+
+def _from_cluster(answers: Iterator[Tried]) -> Iterator[Tried]:
+    from distributed import KilledWorker
+
+    try:
+        yield from answers
+    except (OSError, TimeoutError, KilledWorker, ImportError) as error:
+        # ImportError: its workers have no kvcore. OSError: also of a scheduler that is gone.
+        raise SearchFailed(f"the cluster failed: {' '.join(str(error).split()) or type(error).__name__}") from error

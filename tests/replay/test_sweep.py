@@ -7,6 +7,7 @@ import io
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -256,3 +257,19 @@ def test_faults_of_a_space_are_named(kvcore, folder, old, new, words):
     status, _, err = kvcore("sweep", "s.yaml", *LOAD)
     assert status == 2
     assert words in err
+
+
+def test_no_scheduler_is_an_error(kvcore, folder):
+    """Nobody listens there."""
+    pytest.importorskip("distributed")
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+    program = ("import sys; from kvcore.drivers.study import search; search._CONNECT_S = 1; "
+               "from kvcore.drivers.cli import main; sys.exit(main(sys.argv[1:]))")
+    got = subprocess.run(
+        [sys.executable, "-c", program, "sweep", "s.yaml", *LOAD, "--backend", "dask", "--address",
+         f"tcp://127.0.0.1:{port}"], capture_output=True, text=True, timeout=120, check=False)
+    assert got.returncode == 2
+    assert got.stderr.splitlines()[-1].startswith(f"kvcore: error: --address tcp://127.0.0.1:{port}: no dask scheduler")
+    assert "Traceback" not in got.stderr
