@@ -8,14 +8,18 @@ import random
 from fractions import Fraction
 
 import pytest
+from kvcore.drivers.replay.presets import PRESETS
+from kvcore.drivers.replay.simulate import simulate
+from kvcore.drivers.replay.traces import open_traces
+from kvcore.drivers.study import case
 from kvcore.drivers.study.case import Case, Load
 from kvcore.drivers.study.objective import InvalidObjective, front, parse_objective, ranking
 from kvcore.drivers.study.points import Task, Tried, case_of_point, check_keys, policy_text, try_point
 from kvcore.drivers.study.results import InvalidResults, ResultFile, head, line, read_results, text_of
 from kvcore.drivers.study.space import InvalidSpace, Range, load_space
 
-from kvcore.config import IndexMode
-from kvcore.errors import InvalidConfig, InvalidPolicy
+from kvcore.config import IndexMode, SchedulerConfig
+from kvcore.errors import InvalidConfig, InvalidPolicy, InvalidTrace
 from kvcore.policy_file import load_policy
 
 POLICY = """
@@ -163,19 +167,19 @@ def test_front_and_ranking_against_all_pairs(seed):
 
 
 def test_values_reach_what_they_name():
-    case = case_of_point(BASE, {
+    made = case_of_point(BASE, {
         "p.s.quantum": 7, "*.prefill_busy_threshold": 99, "bucket.long.min_tokens": 2000, "policy.capacity": "strict",
         "fleet.workers": 5, "fleet.engine": "mock", "fleet.index": "off", "fleet.tell_output": True,
         "selection.overlap_score_credit": 0.25, "r.l.prefill_busy_threshold": None,
     })
-    classes = {item.name: item for item in case.profile.classes}
+    classes = {item.name: item for item in made.profile.classes}
     assert [classes[name].quantum for name in ("p.s", "p.l", "r.s")] == [7, 512, 128]
-    assert [item.prefill_busy_threshold for item in case.profile.classes] == [99, 99, 99, None]
-    assert [item.min_tokens for item in case.profile.buckets] == [0, 2000]
-    assert case.profile.capacity.value == "strict"
-    assert (case.workers, case.engine, case.index, case.tell_output) == (5, "mock", IndexMode.OFF, True)
-    assert case.weights.overlap_score_credit == 0.25
-    assert case.load == BASE.load
+    assert [item.prefill_busy_threshold for item in made.profile.classes] == [99, 99, 99, None]
+    assert [item.min_tokens for item in made.profile.buckets] == [0, 2000]
+    assert made.profile.capacity.value == "strict"
+    assert (made.workers, made.engine, made.index, made.tell_output) == (5, "mock", IndexMode.OFF, True)
+    assert made.weights.overlap_score_credit == 0.25
+    assert made.load == BASE.load
 
 
 def test_the_text_of_a_policy_loads_to_it():
@@ -256,3 +260,40 @@ def test_other_files_are_refused(tmp_path, text, words):
     with pytest.raises(InvalidResults) as caught:
         read_results(str(path), "id", POINTS)
     assert words in str(caught.value)
+
+
+# Traces.
+
+
+def trace(path, tokens):
+    rows = [{"timestamp": i, "input_length": count, "output_length": 2} for i, count in enumerate(tokens)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+@pytest.mark.parametrize("bytes_max", [0, case.KEPT_BYTES_MAX])
+def test_a_trace_that_is_kept_gives_what_one_that_is_read_gives(tmp_path, monkeypatch, bytes_max):
+    monkeypatch.setattr(case, "KEPT_BYTES_MAX", bytes_max)
+    path = tmp_path / "t.jsonl"
+    trace(path, [100, 200, 300])
+    base = Case(Load((str(path),)), PROFILE)
+    with open_traces([path]) as stream:
+        config = SchedulerConfig(block_size=stream.block_size, profile=PROFILE)
+        known = simulate(stream, config, PRESETS["generic"], 1, paths=[str(path)])
+    assert {case.replay(base)[0].digest for _ in range(2)} == {known.digest}
+    trace(path, [100, 200, 301])
+    assert case.replay(base)[0].table.column("prompt_tokens").tolist() == [100, 200, 301], "the file has changed"
+    with path.open("a", encoding="utf-8") as stream:
+        stream.write("nonsense\n")
+    with pytest.raises(InvalidTrace):
+        case.replay(base)
+    assert case.replay(Case(Load((str(path),), skip_bad=True), PROFILE))[1] == 1
+
+
+def test_a_small_trace_is_read_once(tmp_path):
+    path = tmp_path / "t.jsonl"
+    trace(path, [100, 200])
+    base = Case(Load((str(path),)), PROFILE)
+    before = case._read.cache_info().misses
+    for workers in (1, 2, 3):
+        case.replay(Case(base.load, PROFILE, workers))
+    assert case._read.cache_info().misses == before + 1
