@@ -2,7 +2,8 @@
 
 256 requests of 512 tokens live at once, spread over the fleet by the scheduler; one class with a busy threshold that is
 never reached, so that every request is judged and none waits. "32 hashes": the prompt's 32 blocks are named, and one
-worker has them all in its cache. A cycle is three events of one request after the other: arrival, prefill, finish.
+worker has them all in its cache; "looked up": they are not counted as active blocks, so that what is added is the
+look-up alone. A cycle is three events of one request after the other: arrival, prefill, finish.
 """
 
 from __future__ import annotations
@@ -100,6 +101,18 @@ def both_arrived_named(rig: Rig, step: Step) -> None:
         step(RequestArrived(now_ns, Request(request_id, PROMPT, block_hashes=path)))
 
 
+def build_arrived_looked_up(rig: Rig) -> Events:
+    now_ns = rig.now_ns
+    return [RequestArrived(now_ns, Request(request_id, PROMPT, block_hashes=path, sequence_hashes=()))
+            for request_id, path in zip(IDS, PATHS, strict=True)]
+
+
+def both_arrived_looked_up(rig: Rig, step: Step) -> None:
+    now_ns = rig.now_ns
+    for request_id, path in zip(IDS, PATHS, strict=True):
+        step(RequestArrived(now_ns, Request(request_id, PROMPT, block_hashes=path, sequence_hashes=())))
+
+
 def build_prefilled(rig: Rig) -> Events:
     now_ns = rig.now_ns
     return [PrefillCompleted(now_ns, request_id, attempt) for request_id, attempt in rig.runs()]
@@ -167,6 +180,7 @@ def both_cycle(rig: Rig, step: Step) -> None:
 
 
 UNNAMED = (build_arrived, build_prefilled, build_output, build_finished)
+LOOKED_UP = (build_arrived_looked_up, build_prefilled, build_output, build_finished)
 NAMED = (build_arrived_named, build_prefilled, build_output, build_finished)
 
 
@@ -195,6 +209,7 @@ class Kind:
 KINDS = {
     "RequestArrived": Kind(UNNAMED, 0, both_arrived),
     "RequestArrived, 32 hashes": Kind(NAMED, 0, both_arrived_named, cached=True),
+    "RequestArrived, 32 looked up": Kind(LOOKED_UP, 0, both_arrived_looked_up, cached=True),
     "PrefillCompleted": Kind(UNNAMED, 1, both_prefilled),
     "OutputBlockAdded": Kind(UNNAMED, 2, both_output),
     "RequestFinished": Kind(UNNAMED, 3, both_finished),

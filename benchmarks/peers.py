@@ -34,7 +34,8 @@ from pathlib import Path
 from typing import Any
 
 import synthetic
-from harness import load, versions
+from harness import load
+from kvcore.drivers.bench.gate import build_key
 
 VERSION = "1.6.1"
 HERE = Path(__file__).parent
@@ -90,7 +91,7 @@ def rows_of(size: str, trace: str) -> Iterator[Row]:
     for workers, target in ((16, 250.0), (2_048 if large else 64, 350.0)):
         for named in (False, True):
             for way, at_once, loop in ways if not named else ways[:1]:
-                parameters = {"workers": workers, "requests": 2_000 if large else 64, "rounds": 5 if large else 1,
+                parameters = {"workers": workers, "requests": 1_000 if large else 64, "rounds": 3 if large else 1,
                               "block_size": 16, "prompt": 512, "named": named, "at_once": at_once, "loop": loop}
                 yield Row(f"cycle, {workers:,} workers{', named' if named else ''}, {way}", "cycle", parameters,
                           ("cpu_ns",), target if way == ways[0][0] and not named else None)
@@ -233,7 +234,7 @@ def main(arguments: list[str] | None = None) -> int:
     about = [
         f"replays: {requests:,} requests over {FLEET[options.size]} workers",
         f"{datetime.now(UTC):%Y-%m-%d}, {processor()}; load average {before} at the start, {load()} at the end",
-        f"ai-dynamo-runtime {VERSION}; kvcore on {versions()}",
+        f"ai-dynamo-runtime {VERSION}; kvcore on {build_key()}",
         f"`python benchmarks/peers.py --size {options.size}`; CPU time of all threads, the best of "
         f"{max(len(row.ours) for row in rows)} rounds, of a replay {options.replays}",
     ]

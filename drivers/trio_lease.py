@@ -61,7 +61,7 @@ class TrioLease(Lease):
     def guard(self, deadline: float = math.inf) -> trio.CancelScope:
         """A scope for the run of the present booking, to be entered with `with`: cancelled when the booking is taken
         away, at once if it has been. For blocks that are not cancelled themselves: they can still put the request back,
-        by failed(retry=True), and wait for another booking. One at a time; its deadline, in trio's time, is the caller's.
+        by failed(retry=True), and wait for another booking. One at a time; deadline: in trio's time.
         """
         self._guard = trio.CancelScope(deadline=deadline)
         if self.evicted is not None or self.error is not None:

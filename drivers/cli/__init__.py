@@ -17,6 +17,7 @@ import click
 from kvcore.errors import KvcoreError
 
 from .bench import bench_command
+from .compare import compare_command
 from .demo import demo_command
 from .journal import journal_group
 from .kvevents import kvevents_group
@@ -24,6 +25,7 @@ from .mock_worker import mock_worker_command
 from .policy import policy_group
 from .replay import replay_command
 from .serve import serve_command
+from .sweep import sweep_command
 
 EXIT_ERROR, EXIT_INTERRUPTED = 2, 130
 
@@ -70,6 +72,8 @@ def cli() -> None:
 
 cli.add_command(serve_command)
 cli.add_command(replay_command)
+cli.add_command(compare_command)
+cli.add_command(sweep_command)
 cli.add_command(policy_group)
 cli.add_command(journal_group)
 cli.add_command(bench_command)

@@ -56,6 +56,12 @@ def _speedup(ctx: click.Context, param: click.Parameter, value: str | None) -> F
     return number
 
 
+#: Shared by all commands that replay.
+speedup_option = click.option(
+    "--speedup", metavar="X", callback=_speedup,
+    help="Requests arrive X times as fast as in the trace; a decimal number.  [default: 1]")
+
+
 @click.command("replay", cls=_ReplayCommand, short_help="Replay traces through the scheduler and modelled engines.")
 @click.argument("traces", nargs=-1, required=True, metavar="TRACE...")
 @click.option("--workers", type=click.IntRange(1, WORKERS_MAX), default=1, show_default=True, metavar="N",
@@ -89,8 +95,7 @@ def _speedup(ctx: click.Context, param: click.Parameter, value: str | None) -> F
               help="Tokens per KV block.  [default: as in the trace, 16 if it has no block hashes]")
 @click.option("--trace-block-size", type=click.IntRange(1), metavar="N",
               help="Tokens that one of the trace's block hashes stands for.  [default: 512]")
-@click.option("--speedup", metavar="X", callback=_speedup,
-              help="Requests arrive X times as fast as in the trace; a decimal number.  [default: 1]")
+@speedup_option
 @click.option("--concurrency", type=click.IntRange(1), metavar="N",
               help="Closed loop: ignore the trace's times and keep N requests in flight.")
 @click.option("--seed", type=int, default=0, show_default=True, metavar="S",
@@ -103,6 +108,11 @@ def _speedup(ctx: click.Context, param: click.Parameter, value: str | None) -> F
               help="Write one line per request as CSV.")
 @click.option("--journal", type=click.Path(), metavar="OUT",
               help="Write every event and action as a journal, for `kvcore journal`; gzipped if OUT ends in .gz.")
+@click.option("--report", type=click.Path(allow_dash=True), metavar="OUT",
+              help="Write a page (HTML, one file) with the numbers, pictures over time and what became of the slowest "
+                   "requests. Runs the replay a second time. Needs the extra 'report'.")
+@click.option("--figures", type=click.Path(), metavar="DIR",
+              help="Write the pictures as SVG and PNG, and what they show as CSV, into this folder.")
 @click.option("--quiet", "-q", is_flag=True, help="No table, no notes and no progress bar.")
 def replay_command(**options: Any) -> None:
     """Replay the requests of TRACE files in virtual time through the scheduler and modelled inference engines, and
@@ -119,6 +129,7 @@ def replay_command(**options: Any) -> None:
           --classes premium=0.2,regular=0.8
       kvcore replay azure.csv --queue-policy wspt --queue-threshold 0.5 --speedup 2.5
       kvcore replay burstgpt.csv --concurrency 64 --json - | jq .requests
+      kvcore replay azure.csv --report azure.html --figures azure-figures
     """
     from .replay_run import Options, run
 

@@ -63,12 +63,13 @@ class _Models(msgspec.Struct):
 class Worker:
     """One upstream. is_draining: it gets nothing new. models: that it says it serves; None: it has not said.
 
-    running: requests that are under way there. trouble: why the last probe failed, or "".
+    running: requests that are under way there. trouble: why the last probe failed, or "". paused_until_s: until when
+    it is to be left alone, by trio's clock.
     """
 
     __slots__ = (
-        "_look", "health", "incarnation", "is_draining", "models", "pool", "probes", "running", "scope", "spec",
-        "trouble", "was_refused", "worker_id",
+        "_look", "health", "incarnation", "is_draining", "models", "paused_until_s", "pool", "probes", "running",
+        "scope", "spec", "trouble", "was_refused", "worker_id",
     )
 
     def __init__(self, worker_id: int, spec: UpstreamSpec, connect_s: float) -> None:
@@ -77,9 +78,15 @@ class Worker:
         self.health, self.is_draining, self.was_refused = Health.UNKNOWN, False, False
         self.models: tuple[str, ...] | None = None
         self.running = self.probes = 0
+        self.paused_until_s = 0.0
         self.trouble = ""
         self.scope = trio.CancelScope()
         self._look = trio.Event()
+
+    def pause(self, pause_ns: int) -> int:
+        """It is to be left alone for so long, which is also returned."""
+        self.paused_until_s = max(self.paused_until_s, trio.current_time() + pause_ns / 1e9)
+        return pause_ns
 
     def suspect(self, refused: bool = False) -> None:
         """Something has gone wrong there: probe it now. refused: nobody listens there."""
@@ -141,6 +148,12 @@ class Fleet:
     def serving(self, model: str) -> frozenset[int] | None:
         """The workers that serve a model; None: all of them. Raises KeyError for one that nobody serves."""
         return self._models()[model]
+
+    def pause_left_ns(self) -> int | None:
+        """How long until the first of the workers that are left alone may be used again; None: none is. O(workers)."""
+        now = trio.current_time()
+        left_s = [item.paused_until_s - now for item in self._workers.values() if item.paused_until_s > now]
+        return round(min(left_s) * 1e9) if left_s else None
 
     # Changing.
 

@@ -209,7 +209,7 @@ async def _open(desk: PolicyDesk, admission: Mapping[str, Factory] | None) -> As
         gateway: Gateway
         estimates: dict[Wait, Callable[[], int | None]] = {
             Wait.PACE: lambda: pace.next_ns(router.now_ns()),
-            Wait.PAUSE: lambda: round(timeouts.pause_s * SECOND_NS),
+            Wait.PAUSE: lambda: fleet.pause_left_ns() or pace.next_ns(router.now_ns()),
             Wait.PROBE: lambda: round(timeouts.probe_interval_s * SECOND_NS),
             Wait.DRAIN: lambda: gateway.left_ns(),
         }

@@ -126,7 +126,8 @@ class Passage:
         exchange = await worker.pool.start("POST", self._request.target, fields, self._data)
         try:
             if exchange.status in (429, 503):
-                return _put_back(lease, _pause_ns(exchange.headers, self._means.timeouts.pause_s))
+                pause_ns = _pause_ns(exchange.headers, self._means.timeouts.pause_s)
+                return _put_back(lease, worker.pause(pause_ns))
             self.status = exchange.status
             headers = end_to_end(exchange.headers, NAMES)
             headers += self._echo.headers()
@@ -152,10 +153,10 @@ class Passage:
             case Evicted() if trouble.reason is not EvictReason.BOOKING_EXPIRED:
                 return _put_back(lease)
             case ConnectFailed():
-                return _put_back(lease, pause_ns)
+                return _put_back(lease, worker.pause(pause_ns))
             case ConnectionLost() if not self._lost:
                 self._lost = True  # once: it may be the request that ends workers
-                return _put_back(lease, pause_ns)
+                return _put_back(lease, worker.pause(pause_ns))
             case _:
                 lease.failed()
                 raise trouble

@@ -77,6 +77,7 @@ class Sequencer:
         self._digests: dict[int, int] = {}
         self._lost: deque[Lost] = deque(maxlen=LOST_MAX)
         self._answers = 0         # of the replay under way
+        self._highest = -1        # number among them
         self._was = -1            # `last` when it was asked
         self._is_doubted = False  # it was asked because of a message that only a restart explains, or a late repetition
         self._is_broken = False   # it was asked because the link was down
@@ -120,6 +121,7 @@ class Sequencer:
             self.stale += 1
             return []
         self._answers += 1
+        self._highest = max(self._highest, sequence)
         if self._answers == 1:
             self._begin(sequence, payload)
         if self.asked is None or sequence < self._next:
@@ -137,7 +139,10 @@ class Sequencer:
         self.asked = None
         if self._answers:
             self._keeps = True
-            self._settle()
+            if self.last is not None and self._highest < self.last:
+                self._restart()  # it has not said so much yet
+            else:
+                self._settle()
         elif self.last is not None and (self._keeps or self._is_doubted):
             self._restart()  # it would have had its own last message
         elif self._held:
@@ -179,7 +184,7 @@ class Sequencer:
 
     def _ask(self, start: int) -> None:
         if self.asked is None and self.can_ask:
-            self.asked, self._answers = start, 0
+            self.asked, self._answers, self._highest = start, 0, -1
             self._was = -1 if self.last is None else self.last
             self._steps.append(Ask(start))
 

@@ -42,7 +42,7 @@ class Tracker:
 
     def verify(self, was_down: bool = False) -> list[Fact]:
         """All has been quiet, or the link was down: see whether something was missed. Mends what can be mended."""
-        if self.trust is Trust.DEGRADED:
+        if self.trust is Trust.DEGRADED and not was_down:
             return self._follow(self.sequence.start())
         return self._follow(self.sequence.verify(was_down))
 

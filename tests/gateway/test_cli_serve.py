@@ -29,7 +29,7 @@ policy_classes:
   - {name: regular, policy_family: regular, cache_bucket: all, quantum: 128}
 """
 #: How long a process may take to start or to end on a busy machine.
-PATIENCE_S = 60
+PATIENCE_S = 180
 
 
 @pytest.fixture(autouse=True)

@@ -187,6 +187,19 @@ async def test_what_is_wrong_with_a_request_is_named(body, headers, status, code
 
 
 @story
+async def test_who_is_turned_away_because_of_a_pause_is_told_when_it_ends():
+    async with world(scheduler__attempts_max=1) as w:
+        async def full(request, body):
+            await request.respond(429, [*JSON, (b"retry-after", b"7")], b"{}")
+
+        w.engines[0].scripts.append(full)
+        answer = await w.post(PROMPT)
+        assert (answer[0], error_of(answer)["code"]) == (503, "retries_exhausted")
+        assert 6_000 <= int(answer[1][b"retry-after-ms"]) <= 14_000
+        assert w.gateway.fleet.pause_left_ns() > 5 * 10**9
+
+
+@story
 async def test_without_a_worker_it_is_503_and_when_to_look_again():
     async with world() as w:
         await w.gateway.fleet.remove(0)

@@ -189,6 +189,15 @@ def test_a_link_that_was_down_and_a_question_without_an_answer():
     assert hand.sequencer.fail() == [], "that the link is slow is no proof that something was missed"
 
 
+def test_a_whole_tale_that_ends_before_ours_is_another_publishers():
+    hand = Hand()
+    hand.live(2)
+    assert hand.answer(2) == [Lost(0, 1), *deliver(2)]
+    hand.sequencer.start()
+    assert hand.answer(1, start=1) == [Reset(), Ask(0)]
+    assert hand.answer(1, start=1) == [Lost(0, 0), *deliver(1, start=1)]
+
+
 def test_without_replays_nobody_knows_what_a_broken_link_has_lost():
     hand = Hand(can_ask=False)
     assert hand.sequencer.verify(was_down=True) == []
