@@ -7,6 +7,7 @@ Cost: O(1) per event, plus O(length) of its tuples.
 """
 from cpython.float cimport PyFloat_CheckExact
 from cpython.long cimport PyLong_AsUnsignedLong, PyLong_CheckExact
+from cpython.ref cimport PyObject
 from libc.math cimport isfinite
 from kvcore._policies cimport Policies
 from kvcore._types cimport NS_END, ceil_div
@@ -27,7 +28,12 @@ from kvcore.request cimport Overlap, Rank, Request, WorkerConfig
 cdef extern from "Python.h":
     const char* PyUnicode_AsUTF8AndSize(object text, Py_ssize_t* size) except NULL
     bint PyUnicode_IS_COMPACT_ASCII(object text) noexcept
+    Py_ssize_t PyTuple_GET_SIZE(object items) noexcept
+    PyObject* PyTuple_GET_ITEM(object items, Py_ssize_t i) noexcept
+    void PyErr_Clear() noexcept
+    unsigned long hash_of "PyLong_AsUnsignedLong"(PyObject* value) noexcept   # ALL_ONES: perhaps with an exception set
 
+cdef unsigned long ALL_ONES = <unsigned long>-1
 cdef int64_t TOKENS_MAX = <int64_t>1 << 53
 cdef int64_t BLOCKS_MAX = (<int64_t>1 << 31) - 1
 cdef int64_t ATTEMPT_MAX = <int64_t>1 << 62
@@ -397,10 +403,15 @@ cdef int _check_fraction(object fraction) except -1:
 
 
 cdef int _check_hashes(str name, tuple hashes) except -1:
+    cdef Py_ssize_t i
     if hashes is None:
         raise ValueError(f"{name} must be a tuple")
-    for value in hashes:
-        _check_hash(name, value)
+    for i in range(PyTuple_GET_SIZE(hashes)):
+        # Borrowed, and no exception asked for where the value itself says that there is none.
+        if not PyLong_CheckExact(<object>PyTuple_GET_ITEM(hashes, i)) or (
+                hash_of(PyTuple_GET_ITEM(hashes, i)) == ALL_ONES):
+            PyErr_Clear()
+            _check_hash(name, hashes[i])
     return 0
 
 

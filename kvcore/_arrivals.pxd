@@ -2,6 +2,7 @@
 cimport cython
 from kvcore._admission cimport Admission
 from kvcore._backlog cimport Backlog
+from kvcore._dispatch cimport Dispatcher
 from kvcore._drr cimport limit_t
 from kvcore._endings cimport Endings
 from kvcore._fleet cimport Fleet
@@ -25,6 +26,8 @@ cdef class Arrivals:
     cdef Admission _admission
     cdef Lifecycle _lifecycle
     cdef Policies _policies
+    cdef Dispatcher _dispatcher
+    cdef bint alone                # the present step has this one event
     cdef Settler _settler
     cdef Inspector _inspector
     cdef int64_t _block_size
@@ -32,6 +35,7 @@ cdef class Arrivals:
     cdef object refusal(self, Request request)
     cdef int arrive(self, Request request, list out) except -1
     cdef bint arrive_plainly(
-        self, int64_t number, const plain_t* plain, const uint64_t* hashes, int32_t length) except -1 nogil
+        self, int64_t number, const plain_t* plain, const uint64_t* hashes, int32_t length,
+        list out) except -1 nogil
 
     cdef bint _is_over_limit(self, slot_t slot, limit_t* kind, int64_t* current, int64_t* bound) noexcept nogil

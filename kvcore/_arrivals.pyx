@@ -1,7 +1,8 @@
 """Arrivals: the way in, from a request that arrives to one that waits in its class, or to its refusal (DESIGN D6).
 
 Owns the order of checks: what needs no class first, then class and key, the class's admission policy, its limits.
-`arrive_plainly` is the same for the many of which there is nothing to be said: it knows when it does not do.
+`arrive_plainly` is the same for the many of which there is nothing to be said: it knows when it does not do. Who is
+alone in his step while nothing waits, and may run, is not stored for the moment until he is popped.
 
 Never here: who runs (the settler), how a refusal is worded.
 """
@@ -26,6 +27,7 @@ cdef class Arrivals:
         self._inspector = lifecycle.inspector
         self._lifecycle = lifecycle
         self._policies = lifecycle.policies
+        self._dispatcher = lifecycle.dispatcher
         self._settler = settler
         self._block_size = block_size
 
@@ -60,6 +62,9 @@ cdef class Arrivals:
             # What single steps would have run must not be refused because a batch has not decided yet.
             self._settler.settle(out)
         if kind == LIMIT_NONE and not self._policies.any:
+            if self.alone and self._backlog.pass_by(slot):
+                self._backlog.keep_pin(slot)
+                return self._dispatcher.place(slot, out)
             return self._backlog.store(slot)
         entry = self._admission.arrive(slot, out)
         if entry == ENTRY_ENDED:
@@ -73,8 +78,9 @@ cdef class Arrivals:
         return self._backlog.defer(slot) if entry == ENTRY_DEFER else self._backlog.store(slot)
 
     cdef bint arrive_plainly(
-            self, int64_t number, const plain_t* plain, const uint64_t* hashes, int32_t length) except -1 nogil:
-        """Let a request that has come as a record wait, where there are no admission policies.
+            self, int64_t number, const plain_t* plain, const uint64_t* hashes, int32_t length,
+            list out) except -1 nogil:
+        """Let a request that has come as a record wait or run, where there are no admission policies.
 
         False: there is more to be said about it, and nothing has changed.
         """
@@ -101,7 +107,10 @@ cdef class Arrivals:
         self._inspector.arrived += 1
         if plain.class_name >= 0:
             self._inspector.unknown_names += not self._backlog.classes.numbered[plain.class_name].known
-        self._backlog.store(slot)
+        if self._backlog.pass_by(slot):
+            self._dispatcher.place(slot, out)
+        else:
+            self._backlog.store(slot)
         return True
 
     cdef bint _is_over_limit(self, slot_t slot, limit_t* kind, int64_t* current, int64_t* bound) noexcept nogil:

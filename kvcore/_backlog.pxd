@@ -43,6 +43,7 @@ cdef class Backlog:
     cdef int arrange(self, slot_t slot, Request request) except -1
     cdef void begin_batch(self) noexcept nogil
     cdef int store(self, slot_t slot) except -1 nogil
+    cdef bint pass_by(self, slot_t slot) noexcept nogil
     cdef int defer(self, slot_t slot) except -1
     cdef int put_back(self, slot_t slot) except -1
     cdef int come_back(self, slot_t slot) except -1

@@ -12,6 +12,7 @@ from kvcore._drr cimport LIMIT_REQUESTS
 from kvcore._keys cimport fill_key, order_named
 from kvcore._lanes cimport ClassQueue, waiting_t
 from kvcore._load cimport RANK_OPEN
+from kvcore._placement cimport runs_now
 from kvcore._requests cimport STATE_DEFERRED, STATE_WAITING, TIMER_GRACE, TIMER_LOOK, request_t
 from kvcore._types cimport NEVER_NS, NO_SLOT, NS_END, ceil_div, int32_t, resize
 from kvcore.actions cimport make_reject
@@ -118,6 +119,20 @@ cdef class Backlog:
         self.next_seq += 1
         self._note(slot)
         return self._enter(slot)
+
+    cdef bint pass_by(self, slot_t slot) noexcept nogil:
+        """Whether a classified request that is alone in its step goes straight on: nothing waits, and it may run.
+
+        True: it has taken a seq, and all is as if it had been stored and popped.
+        """
+        cdef slot_t class_index = self._requests.rows[slot].class_index
+        if self._fleet.graced or not self.queue.would_take(class_index):
+            return False
+        if not runs_now(<void*>self._placement, class_index, slot):
+            return False
+        self.next_seq += 1
+        self.queue.pass_by(class_index)
+        return True
 
     cdef int defer(self, slot_t slot) except -1:
         """Hold a classified request back in its class. Takes a seq; limits have been tested."""

@@ -35,6 +35,6 @@ cdef class Batch:
     cdef int play(self, list out, aside_t aside, void* owner) except -1 nogil
     cdef int end(self) except -1
 
-    cdef bint _apply(self, const event_record_t* record) except -1 nogil
-    cdef bint _arrive(self, const event_record_t* record) except -1 nogil
+    cdef bint _apply(self, const event_record_t* record, list out) except -1 nogil
+    cdef bint _arrive(self, const event_record_t* record, list out) except -1 nogil
     cdef bint _store(self, const event_record_t* record) except -1

@@ -87,7 +87,7 @@ cdef class Batch:
         for i in range(self.given.count):
             self._outbox.event = i
             self._backlog.begin_batch()
-            if not self._apply(&self.given.events[i]):
+            if not self._apply(&self.given.events[i], out):
                 aside(owner, i)
             self._settler.settle(out)
             self._backlog.park(self._outbox)
@@ -95,7 +95,7 @@ cdef class Batch:
                 aside(owner, -1)
         return 0
 
-    cdef bint _apply(self, const event_record_t* record) except -1 nogil:
+    cdef bint _apply(self, const event_record_t* record, list out) except -1 nogil:
         """Apply one row. False: it has to be put aside, and nothing has changed."""
         cdef int kind = record.kind
         cdef int32_t weight = -1
@@ -104,7 +104,7 @@ cdef class Batch:
             return False
         self._fleet.advance(record.now_ns)
         if kind == EVENT_ARRIVED:
-            return self._arrive(record)
+            return self._arrive(record, out)
         if kind == EVENT_TIMER:
             return True
         if kind == EVENT_BLOCKS_STORED or kind == EVENT_BLOCKS_REMOVED:
@@ -146,7 +146,7 @@ cdef class Batch:
         self._outbox.ignore(record.request, 0 if kind == EVENT_CANCELLED else record.attempt)
         return True
 
-    cdef bint _arrive(self, const event_record_t* record) except -1 nogil:
+    cdef bint _arrive(self, const event_record_t* record, list out) except -1 nogil:
         cdef plain_t plain
         plain.prompt = record.prompt_tokens
         plain.priority_jump = record.priority_jump
@@ -157,7 +157,8 @@ cdef class Batch:
         plain.track_prefill = not record.untracked
         plain.do_not_queue = record.do_not_queue
         return self._arrivals.arrive_plainly(
-            record.request, &plain, self.given.hashes + record.first_hash if record.hashes else NULL, record.hashes)
+            record.request, &plain, self.given.hashes + record.first_hash if record.hashes else NULL, record.hashes,
+            out)
 
     cdef bint _store(self, const event_record_t* record) except -1:
         """An engine has cached or dropped blocks. False: not on a rank that is the current one."""

@@ -53,6 +53,8 @@ cdef class PolicyQueue:
 
     cdef ClassQueue queue(self, slot_t class_index)
     cdef bint rests(self) noexcept nogil
+    cdef bint would_take(self, slot_t class_index) noexcept nogil
+    cdef void pass_by(self, slot_t class_index) noexcept nogil
     cdef int adopt(self, object before, object profile) except -1
     cdef int push(self, slot_t item, slot_t class_index, slot_t rank) except -1 nogil
     cdef void hold(self, slot_t item, slot_t class_index) noexcept nogil

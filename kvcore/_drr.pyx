@@ -110,6 +110,15 @@ cdef class PolicyQueue:
         """Whether a pop would find nothing and change nothing."""
         return self.size == 0 and not (self._reference and self.visit != VISIT_NONE)
 
+    cdef bint would_take(self, slot_t class_index) noexcept nogil:
+        """Whether a request of a class that may run would be popped as soon as it is pushed: nothing else is stored."""
+        return self.size == 0 and self.visit == VISIT_NONE and not self._reference and not (
+            (<ClassQueue>self.rows[class_index]).bounds_overtaking())
+
+    cdef void pass_by(self, slot_t class_index) noexcept nogil:
+        """As if such a request had been pushed and popped: what its class was granted it loses as it empties."""
+        self.cursor = self._next(class_index)
+
     cdef int push(self, slot_t item, slot_t class_index, slot_t rank) except -1 nogil:
         """Store a request whose waiting row is filled; rank NO_SLOT is the shared heap."""
         (<ClassQueue>self.rows[class_index]).push(item, rank)

@@ -10,12 +10,17 @@ Invariants: a row is live iff its id is in `ids`; a timer is in its heap iff its
 row waits, is deferred or refreshing; exactly the running and evicted rows of a timed table are in the list, whose
 progress_ns never falls from oldest to newest, equal ones by attempt.
 """
-from cpython.long cimport PyLong_AsUnsignedLong
+from cpython.ref cimport PyObject
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy
 from kvcore._heap cimport heap_free, heap_init, heap_push, heap_remove, heap_reserve, key_t
 from kvcore._types cimport NEVER_NS, NO_SLOT, ceil_div, resize
 from kvcore.request cimport Request, prompt_blocks
+
+cdef extern from "Python.h":
+    Py_ssize_t PyTuple_GET_SIZE(object items) noexcept
+    PyObject* PyTuple_GET_ITEM(object items, Py_ssize_t i) noexcept
+    unsigned long hash_of "PyLong_AsUnsignedLong"(PyObject* value) noexcept
 
 
 cdef class RequestTable:
@@ -402,13 +407,20 @@ cdef int _look_at(request_t* row, Request request) except -1:
 cdef uint64_t* _copied(tuple blocks, tuple extra) except? NULL:
     """The hashes of one or two tuples behind each other; NULL if there are none."""
     cdef Py_ssize_t size = len(blocks) + (0 if extra is None else len(extra))
-    cdef Py_ssize_t i
     cdef uint64_t* path
     if size == 0:
         return NULL
     path = <uint64_t*>malloc(size * sizeof(uint64_t))
     if path == NULL:
         raise MemoryError("request path")
-    for i in range(size):
-        path[i] = PyLong_AsUnsignedLong(blocks[i] if i < len(blocks) else extra[i - len(blocks)])
+    _copy(blocks, path)
+    if extra is not None:
+        _copy(extra, path + len(blocks))
     return path
+
+
+cdef void _copy(tuple blocks, uint64_t* path) noexcept:
+    """The hashes of a tuple, which have been checked."""
+    cdef Py_ssize_t i
+    for i in range(PyTuple_GET_SIZE(blocks)):
+        path[i] = hash_of(PyTuple_GET_ITEM(blocks, i))

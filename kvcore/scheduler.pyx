@@ -110,6 +110,7 @@ cdef class Scheduler:
         self.stepping = True
         try:
             built = accept(events, self.fleet.ledger.now_ns, self.block_size, self.policies)
+            self.arrivals.alone = len(events) == 1
             out = self._begin(built)
             for event in events:
                 self._apply(<Event>event, out)
@@ -142,6 +143,7 @@ cdef class Scheduler:
             out = self.outbox.actions
             self.poisoned = True               # until the batch is through
             self.sealed = True
+            self.arrivals.alone = True
             with nogil:
                 self.batch.play(out, _aside, <void*>self)
             self.poisoned = False
@@ -158,6 +160,7 @@ cdef class Scheduler:
         self.stepping = True
         try:
             built = accept_one(event, 0, self.fleet.ledger.now_ns, self.block_size, self.policies)
+            self.arrivals.alone = True
             out = self._begin(None if built is None else [built])
             self._apply(<Event>event, out)
             self._end(out)

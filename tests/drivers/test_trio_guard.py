@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import trio
 from kvcore.drivers.trio import Evicted, Rejected
 from live_trio import play
@@ -42,23 +43,21 @@ def test_a_guard_of_a_booking_that_is_gone_is_cancelled_at_once():
                 await trio.sleep_forever()
             assert scope.cancelled_caught
             lease.failed(retry=True)
-            try:
+            with pytest.raises(Rejected) as caught:
                 await lease.again()
-            except Rejected as error:
-                assert error.reason is RejectReason.NO_WORKERS
+            assert caught.value.reason is RejectReason.NO_WORKERS
 
     play(story, 7).check()
 
 
 def test_a_guard_changes_nothing_for_a_block_that_is_cancelled_itself():
     async def story(router, record):
-        try:
+        with pytest.raises(Evicted) as caught:
             async with router.admit(Request("a", 8)) as lease:
                 with lease.guard():
                     await router.remove_worker(lease.worker_id)
                     await trio.sleep_forever()
                 await trio.sleep_forever()
-        except Evicted as error:
-            assert error.reason is EvictReason.WORKER_REMOVED
+        assert caught.value.reason is EvictReason.WORKER_REMOVED
 
     play(story, 7).check()

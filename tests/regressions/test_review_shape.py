@@ -34,7 +34,7 @@ from kvcore.scheduler import Scheduler
 #: What reads need besides the scheduler.
 ARGUMENTS = {"peek": (Request("q", 8),), "potential_loads": (Request("q", 8),), "explain": ("a",), "queue_dump": (9,)}
 #: Doors; `restore`, which makes another scheduler; `replica_facts`, which needs a name of its own.
-DOORS = {"step", "step_many", "restore", "replica_facts"}
+DOORS = {"step", "step_many", "step_array", "restore", "replica_facts"}
 
 
 def classes_of(path) -> list[tuple[str, bool]]:
