@@ -12,10 +12,11 @@ from typing import IO
 
 import click
 
+from kvcore.errors import KvcoreError
 from kvcore.policy import PolicyProfile
 from kvcore.policy_file import PolicyDocument, describe
 
-from ..study.case import Case
+from ..study.case import Case, check_traces
 from ..study.objective import InvalidObjective, Objective, parse_objective
 from ..study.points import Task, Tried, check_keys, figure_names, policy_text
 from ..study.results import ResultFile, fingerprint, read_results, text_of
@@ -53,6 +54,12 @@ def run(options: Options) -> None:
     profile = base.profile
     assert profile is not None
     check_keys(space.keys, profile, options.space)
+    try:
+        check_traces(base.load)
+    except KvcoreError:
+        raise
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
     points = dict(enumerate(space.all_points(options.seed), 1))
     names = figure_names(profile, points[1])
     objective = _objective(options, space, names)
@@ -185,6 +192,8 @@ def _write(options: Options, profile: PolicyProfile, verdict: Verdict) -> None:
         from ..study.sweep_text import print_sweep
 
         print_sweep(verdict)
+    if not verdict.figures:
+        raise click.ClickException(f"every point failed; the first: {verdict.failed[0].error}")
     if options.best is not None and not verdict.ranked:
         raise click.ClickException(f"no point meets the constraints: {options.best} is not written")
 

@@ -56,6 +56,12 @@ class Case:
     tell_output: bool = False
 
 
+def check_traces(load: Load) -> None:
+    """Refuse files that can not be used as a whole, before any replay. Raises: KvcoreError, ValueError, OSError."""
+    with _open(load):
+        pass
+
+
 def replay(
     case: Case, tap: Tap | None = None, progress: Callable[[int, int], None] | None = None,
 ) -> tuple[ReplayResult, int]:
