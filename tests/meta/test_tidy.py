@@ -245,7 +245,8 @@ def test_trio_and_threads_know_nothing_of_each_other():
 MAY_IMPORT = {
     "live": set(), "http": set(), "replay": set(), "kvevents": {"live"}, "mock": {"http", "replay"},
     "gateway": {"http", "kvevents", "live"}, "bench": {"replay"}, "study": {"replay"}, "report": {"replay"},
-    "cli": {"bench", "gateway", "kvevents", "mock", "replay", "report", "study"},
+    "traces": {"replay"},
+    "cli": {"bench", "gateway", "kvevents", "mock", "replay", "report", "study", "traces"},
 }
 #: Modules of these packages that wait for nothing: text, bytes and times come in as arguments.
 SANS_IO = {
