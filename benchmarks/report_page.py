@@ -13,9 +13,11 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
+THERE = "location.protocol === 'file:' && performance.getEntriesByType('navigation')[0].loadEventEnd > 0"
 ASK = """new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => done(JSON.stringify({
 load: performance.getEntriesByType('navigation')[0].loadEventEnd,
 paint: performance.getEntriesByName('first-contentful-paint')[0].startTime})))))"""
@@ -35,7 +37,6 @@ class Browser:
         os.close(there)
         os.close(here)
         self._last, self._rest = 0, b""
-        self._seen: set[str] = set()
 
     def call(self, method: str, session: str | None = None, **params: Any) -> Any:
         """Send a command, wait for its answer."""
@@ -47,11 +48,6 @@ class Browser:
             if answer.get("id") == self._last:
                 return answer["result"]
 
-    def wait(self, method: str) -> None:
-        """Wait for an event, if it has not come yet."""
-        while method not in self._seen:
-            self._read()
-
     def _read(self) -> Any:
         while b"\0" not in self._rest:
             data = os.read(self._in, 1 << 16)
@@ -59,9 +55,7 @@ class Browser:
                 sys.exit("the browser has gone")
             self._rest += data
         message, _, self._rest = self._rest.partition(b"\0")
-        found = json.loads(message)
-        self._seen.add(found.get("method"))
-        return found
+        return json.loads(message)
 
 
 def measure(page: Path) -> dict[str, float]:
@@ -69,11 +63,10 @@ def measure(page: Path) -> dict[str, float]:
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
         browser = Browser(profile)
         try:
-            target = browser.call("Target.createTarget", url="about:blank")["targetId"]
+            target = browser.call("Target.createTarget", url=page.resolve().as_uri())["targetId"]
             session = browser.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
-            browser.call("Page.enable", session)
-            browser.call("Page.navigate", session, url=page.resolve().as_uri())
-            browser.wait("Page.loadEventFired")
+            while browser.call("Runtime.evaluate", session, expression=THERE)["result"]["value"] is not True:
+                time.sleep(0.05)
             answer = browser.call("Runtime.evaluate", session, expression=ASK, awaitPromise=True)
             found: dict[str, float] = json.loads(answer["result"]["value"])
             return found
