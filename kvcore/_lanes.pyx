@@ -16,7 +16,7 @@ head that fails is tested once per change, never once per pop. max_overtake_toke
 Cost: push, take, remove O(log n); candidate O(tests * log lanes).
 """
 from libc.stdlib cimport free
-from kvcore._heap cimport heap_before, heap_free, heap_holds, heap_init, heap_push, heap_remove, heap_reserve
+from kvcore._heap cimport heap_before, heap_free, heap_holds, heap_init, heap_push, heap_remove, heap_reserve, heap_update
 from kvcore._types cimport NO_SLOT, resize
 
 
@@ -334,7 +334,11 @@ cdef class ClassQueue:
     cdef void _index(self, slot_t lane) noexcept:
         """Put a lane that has requests under its present head into the index, whatever it was before."""
         cdef lane_t* row = &self._lanes[lane]
-        self._unindex(lane)
+        if row.indexed:
+            heap_update(&self._heads, &row.heap.nodes[0].key, lane, self._head_pos)
+            if self._overtaking is not None:
+                heap_update(&self._elders, &row.ages.nodes[0].key, lane, self._elder_pos)
+            return
         self.blocked -= row.blocked
         row.blocked = False
         row.indexed = True

@@ -86,43 +86,37 @@ cdef class PrefixIndex:
 
     cdef bint add(self, uint64_t hash, slot_t rank) except -1:
         """The rank holds the block from now on. True iff that is new. MemoryError: all is as it was."""
-        cdef block_t* row = table_find(&self._table, hash)
-        cdef holding_t* holding = &self._holdings[rank]
-        cdef int32_t room
-        if set_has(&row.holders, rank):
-            return False
-        if holding.length == holding.room:
-            room = holding.room + holding.room // 2 + 4
-            resize(<void**>&holding.log, room * sizeof(uint64_t))
-            holding.room = room
-        if row.holders.size == 0 and (self.blocks + 1) * 3 > (self._table.mask + 1) * 2:
-            if not table_resize(&self._table, (self._table.mask + 1) * 2):
-                raise MemoryError("prefix index")
-            row = table_find(&self._table, hash)
-        if not set_reserve(&row.holders, rank, self._words):
-            raise MemoryError("prefix index")
-        self.blocks += row.holders.size == 0
-        row.hash = hash
-        set_add(&row.holders, rank)
-        holding.log[holding.length] = hash
-        holding.length += 1
-        holding.held += 1
-        self.pairs += 1
-        self._changes += 1
-        self.mixed += mix64(mix64(hash) + holding.tag)
-        return True
+        return self._put(table_find(&self._table, hash), hash, rank)
+
+    cdef int32_t add_all(self, const uint64_t* hashes, int32_t count, slot_t rank) except -1:
+        """`add` of each in turn; returns how many are new. MemoryError: those before it stay added."""
+        cdef int32_t fresh = 0
+        cdef int32_t i
+        table_start(&self._table, hashes, count)
+        for i in range(count):
+            fresh += self._put(table_next(&self._table, hashes, i, count), hashes[i], rank)
+        return fresh
 
     cdef bint remove(self, uint64_t hash, slot_t rank) noexcept nogil:
         """The rank holds the block no more. True iff it did."""
         cdef block_t* row = table_find(&self._table, hash)
-        cdef holding_t* holding = &self._holdings[rank]
         if not set_has(&row.holders, rank):
             return False
-        self._drop(row, rank)
-        if holding.length > 2 * holding.held + LOG_SLACK:
-            self._compact(holding, rank)
-        self._shrink()
+        self._take(row, rank)
         return True
+
+    cdef int32_t remove_all(self, const uint64_t* hashes, int32_t count, slot_t rank) noexcept nogil:
+        """`remove` of each in turn; returns how many it held."""
+        cdef int32_t gone = 0
+        cdef int32_t i
+        cdef block_t* row
+        table_start(&self._table, hashes, count)
+        for i in range(count):
+            row = table_next(&self._table, hashes, i, count)
+            if set_has(&row.holders, rank):
+                self._take(row, rank)
+                gone += 1
+        return gone
 
     cdef int32_t purge(self, slot_t rank) noexcept nogil:
         """Forget everything that the rank holds; returns how many blocks that were."""
@@ -169,6 +163,41 @@ cdef class PrefixIndex:
         self._matched_serial = 0
         return self._walk(path, length, start, last)
 
+    cdef bint _put(self, block_t* row, uint64_t hash, slot_t rank) except -1:
+        """Add a rank to the row of a block, or to the empty one where it would be put. True iff that is new."""
+        cdef holding_t* holding = &self._holdings[rank]
+        cdef int32_t room
+        if set_has(&row.holders, rank):
+            return False
+        if holding.length == holding.room:
+            room = holding.room + holding.room // 2 + 4
+            resize(<void**>&holding.log, room * sizeof(uint64_t))
+            holding.room = room
+        if row.holders.size == 0 and (self.blocks + 1) * 3 > (self._table.mask + 1) * 2:
+            if not table_resize(&self._table, (self._table.mask + 1) * 2):
+                raise MemoryError("prefix index")
+            row = table_find(&self._table, hash)
+        if not set_reserve(&row.holders, rank, self._words):
+            raise MemoryError("prefix index")
+        self.blocks += row.holders.size == 0
+        row.hash = hash
+        set_add(&row.holders, rank)
+        holding.log[holding.length] = hash
+        holding.length += 1
+        holding.held += 1
+        self.pairs += 1
+        self._changes += 1
+        self.mixed += mix64(mix64(hash) + holding.tag)
+        return True
+
+    cdef void _take(self, block_t* row, slot_t rank) noexcept nogil:
+        """Take a rank that holds the block of this row out of it, and give back what that leaves too large."""
+        cdef holding_t* holding = &self._holdings[rank]
+        self._drop(row, rank)
+        if holding.length > 2 * holding.held + LOG_SLACK:
+            self._compact(holding, rank)
+        self._shrink()
+
     cdef void _shrink(self) noexcept nogil:
         """Give up a table that is far too large; no memory for a smaller one is no harm."""
         cdef int64_t size = self._table.mask + 1
@@ -202,7 +231,7 @@ cdef class PrefixIndex:
                 holding.log[kept] = row.hash
                 kept += 1
         for i in range(kept):
-            row = table_find(&self._table, holding.log[i])
+            row = table_next(&self._table, holding.log, i, kept)
             row.holders.size = -row.holders.size
         holding.length = kept
         if holding.room > 2 * kept + LOG_SLACK:
