@@ -150,13 +150,17 @@ cdef class ClassQueue:
         cdef slot_t found = NO_SLOT
         cdef slot_t passed = NO_SLOT
         cdef slot_t aside = NO_SLOT
+        if self._overtaking is None:
+            while self._heads.size:
+                lane = self._heads.nodes[0].item
+                if self._passes(lane, test, judge):
+                    return self._lanes[lane].heap.nodes[0].item
+            return NO_SLOT
         while self._heads.size and found == NO_SLOT:
             lane = self._heads.nodes[0].item
             item = self._lanes[lane].heap.nodes[0].item
             if item != passed and not self._passes(lane, test, judge):
                 continue
-            if self._overtaking is None:
-                return item
             passed = item
             if self._elders.nodes[0].item != lane:
                 lane = self._elders.nodes[0].item
