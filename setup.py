@@ -34,7 +34,8 @@ MODULES = {
     ),
     "kvcore.drivers.replay": (
         "drivers/replay",
-        ["_blockcache.pyx", "_sequences.pyx", "_plan.pyx", "_worker.pyx", "_engine.pyx"],
+        ["rows.py", "_blockcache.pyx", "_sequences.pyx", "_plan.pyx", "_worker.pyx", "_engine.pyx", "_table.pyx",
+         "_scan.pyx", "_loop.pyx"],
     ),
 }
 

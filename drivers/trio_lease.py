@@ -19,7 +19,7 @@ from .told import CleanupList
 class TrioLease(Lease):
     """A lease as an asynchronous context manager; see kvcore.drivers.lease for what can be told to it."""
 
-    __slots__ = ("_cancel_on_evict", "_put", "_scope", "_task")
+    __slots__ = ("_cancel_on_evict", "_guard", "_put", "_scope", "_task")
 
     def __init__(
         self, request: Request, put: Callable[[Lease], Awaitable[None]], told: CleanupList, live: Live,
@@ -28,6 +28,7 @@ class TrioLease(Lease):
         super().__init__(request, told, live, get_ident())
         self._put, self._cancel_on_evict = put, cancel_on_evict
         self._scope: trio.CancelScope | None = None
+        self._guard: trio.CancelScope | None = None
         self._task: trio.lowlevel.Task | None = None
 
     async def __aenter__(self) -> TrioLease:
@@ -56,6 +57,16 @@ class TrioLease(Lease):
         if self.evicted is not None:
             raise Evicted(self.evicted) from None
 
+    def guard(self) -> trio.CancelScope:
+        """A scope for the run of the present booking, to be entered with `with`: cancelled when the booking is taken
+        away, at once if it has been. For blocks that are not cancelled themselves: they can still put the request back,
+        by failed(retry=True), and wait for another booking. One at a time; its deadline is the caller's to set.
+        """
+        self._guard = trio.CancelScope()
+        if self.evicted is not None or self.error is not None:
+            self._guard.cancel()
+        return self._guard
+
     async def again(self) -> None:
         """Wait for the next booking, after failed(retry=True). Raises Rejected if there is none."""
         if not self.is_away:
@@ -82,7 +93,9 @@ class TrioLease(Lease):
             self._task = None
 
     def interrupt(self) -> None:
-        """See the base: cancels the block."""
+        """See the base: cancels the block, or the run."""
+        if self._guard is not None:
+            self._guard.cancel()
         if self._scope is not None:
             self._scope.cancel()
 

@@ -15,9 +15,12 @@ import click
 
 from kvcore.errors import KvcoreError
 
+from .demo import demo_command
 from .journal import journal_group
+from .mock_worker import mock_worker_command
 from .policy import policy_group
 from .replay import replay_command
+from .serve import serve_command
 
 EXIT_ERROR, EXIT_INTERRUPTED = 2, 130
 
@@ -62,9 +65,12 @@ def cli() -> None:
     """
 
 
+cli.add_command(serve_command)
 cli.add_command(replay_command)
 cli.add_command(policy_group)
 cli.add_command(journal_group)
+cli.add_command(mock_worker_command)
+cli.add_command(demo_command)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

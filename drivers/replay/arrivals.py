@@ -10,7 +10,7 @@ from fractions import Fraction
 
 from kvcore.errors import InvalidTrace
 
-from .traces import TraceRow
+from .rows import TraceRow
 
 NEVER_NS = 1 << 62  # later than any time that the core accepts
 

@@ -15,6 +15,7 @@ from typing import Any, NoReturn, TypeAlias
 
 from kvcore.hashing import chain, sequence_hashes
 
+from ._scan import plain_row
 from .values import TOKENS_MAX, RowFacts, RowParser, Unusable, decimal, scaled_ns, show
 
 #: Most block names a row may have: 16 million tokens in blocks of 16.
@@ -67,6 +68,18 @@ _decode = json.JSONDecoder(object_pairs_hook=_pairs, parse_float=decimal, parse_
 
 
 def mooncake_parser(trace_block_size: int, block_size: int) -> RowParser:
+    any_row = careful_parser(trace_block_size, block_size)
+
+    def parse(line: bytes) -> RowFacts:
+        plain = plain_row(line, trace_block_size, block_size, NAMES_MAX)
+        return any_row(line) if plain is None else plain
+
+    return parse
+
+
+def careful_parser(trace_block_size: int, block_size: int) -> RowParser:
+    """The parser that knows the whole format, and says what is wrong with a row."""
+
     def parse(line: bytes) -> RowFacts:
         record = _json_object(line)
         if "delay_ms" in record:

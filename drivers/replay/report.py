@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import csv
 import json
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from math import isqrt
@@ -19,6 +20,7 @@ import numpy.typing as npt
 
 from kvcore.actions import RejectReason
 
+from .quantiles import SHIFTS, Spread
 from .result import COLUMNS, ReplayResult, RunOutcome, latencies_ns
 
 PERCENTILES = (50, 90, 99)
@@ -28,6 +30,9 @@ CSV_COLUMNS = (
     "prompt_tokens", "cached_tokens", "engine_cached_tokens", "output_tokens", "preemptions",
 )
 _CSV_CHUNK = 8192
+#: Rows of the table that are looked at together; a table of up to so many is sorted instead of read several times.
+PIECE = 65_536
+_ALL = -2
 
 Rows = npt.NDArray[np.int64]
 
@@ -42,11 +47,6 @@ def ratio(part: int | Fraction, whole: int | Fraction) -> float | None:
     return rounded(Fraction(part) / Fraction(whole)) if whole else None
 
 
-def percentile(ordered: Sequence[int] | npt.NDArray[np.int64], percent: int) -> int:
-    """Nearest-rank percentile of sorted values, of which there must be one."""
-    return int(ordered[max(0, (percent * len(ordered) + 99) // 100 - 1)])
-
-
 def summarize(result: ReplayResult) -> dict[str, Any]:
     """All numbers of a replay that do not depend on the machine, as JSON values.
 
@@ -54,17 +54,15 @@ def summarize(result: ReplayResult) -> dict[str, Any]:
     classes: one entry per class of the profile that had requests, in its order, then one named None for requests that
         ended before they had a class. total: the same numbers over all requests, without shares.
     """
-    rows = result.table.rows()
-    classes = _column(rows, "class_index")
-    outcomes = _column(rows, "outcome")
-    entries = [_group(None, rows[classes == -1])] if (classes == -1).any() else []
-    named = [(i, item) for i, item in enumerate(result.profile.classes) if (classes == i).any()]
+    groups = _groups(result)
+    entries = [groups[-1].entry(None)] if -1 in groups else []
+    named = [(i, item) for i, item in enumerate(result.profile.classes) if i in groups]
     shares = result.contended_shares()
-    total = _group(None, rows)
+    total = groups[_ALL].entry(None)
     quanta = sum(item.quantum for _, item in named)
     known = []
     for index, item in named:
-        entry = _group(item.name, rows[classes == index])
+        entry = groups[index].entry(item.name)
         served, share, due = shares[index]
         entry |= {
             "quantum": item.quantum,
@@ -76,9 +74,9 @@ def summarize(result: ReplayResult) -> dict[str, Any]:
         known.append(entry)
     return {
         "requests": {
-            "completed": int((outcomes == RunOutcome.COMPLETED).sum()),
-            "rejected": int((outcomes == RunOutcome.REJECTED).sum()),
-            "evicted": int((outcomes == RunOutcome.EVICTED).sum()),
+            "completed": total["completed"],
+            "rejected": sum(total["rejected"].values()),
+            "evicted": total["evicted"],
         },
         "classes": known + entries,
         "total": total,
@@ -99,43 +97,85 @@ def _column(rows: Rows, name: str) -> Rows:
     return rows[:, COLUMNS.index(name)]
 
 
-def _group(name: str | None, rows: Rows) -> dict[str, Any]:
-    """The numbers of some requests."""
-    outcomes = _column(rows, "outcome")
-    dispatched = rows[_column(rows, "worker") >= 0]
-    prompt = int(_column(dispatched, "prompt_tokens").sum())
-    believed = int(_column(dispatched, "cached_tokens").sum())
-    done = rows[outcomes == RunOutcome.COMPLETED]
-    found = int(_column(done, "engine_cached_tokens").sum())
-    rejected = np.bincount(_column(rows, "reason"), minlength=len(RejectReason) + 1)
-    times = latencies_ns(rows)
-    return {
-        "name": name,
-        "requests": len(rows),
-        "completed": len(done),
-        "rejected": {reason.name: int(rejected[reason]) for reason in RejectReason if rejected[reason]},
-        "evicted": int((outcomes == RunOutcome.EVICTED).sum()),
-        "prompt_tokens": int(_column(rows, "prompt_tokens").sum()),
-        "output_tokens": int(_column(done, "output_tokens").sum()),
-        "served_uncached_tokens": prompt - believed,
-        "preemptions": int(_column(done, "preemptions").sum()),
-        "prefix_hit": {
-            "expected_tokens": believed,
-            "expected_rate": ratio(believed, prompt),
-            "engine_tokens": found,
-            "engine_rate": ratio(found, int(_column(done, "prompt_tokens").sum())),
-        },
-        "latency_ns": {key: _spread(values) for key, values in times.items()},
-    }
+class _Group:
+    """The numbers of some requests, whose rows are added piece by piece."""
+
+    def __init__(self) -> None:
+        self._sums: Counter[str] = Counter()
+        self._reasons = np.zeros(len(RejectReason) + 1, np.int64)
+        self.spreads = {key: Spread(PERCENTILES) for key in LATENCIES}
+
+    def add(self, rows: Rows) -> None:
+        """Some more rows."""
+        outcomes = _column(rows, "outcome")
+        dispatched = rows[_column(rows, "worker") >= 0]
+        done = rows[outcomes == RunOutcome.COMPLETED]
+        sums = self._sums
+        sums["requests"] += len(rows)
+        sums["completed"] += len(done)
+        sums["evicted"] += int((outcomes == RunOutcome.EVICTED).sum())
+        sums["prompt"] += int(_column(rows, "prompt_tokens").sum())
+        sums["dispatched_prompt"] += int(_column(dispatched, "prompt_tokens").sum())
+        sums["believed"] += int(_column(dispatched, "cached_tokens").sum())
+        sums["done_prompt"] += int(_column(done, "prompt_tokens").sum())
+        sums["found"] += int(_column(done, "engine_cached_tokens").sum())
+        sums["output"] += int(_column(done, "output_tokens").sum())
+        sums["preemptions"] += int(_column(done, "preemptions").sum())
+        self._reasons += np.bincount(_column(rows, "reason"), minlength=len(RejectReason) + 1)
+
+    def entry(self, name: str | None) -> dict[str, Any]:
+        """The numbers, as JSON values."""
+        sums = self._sums
+        prompt, believed, found = sums["dispatched_prompt"], sums["believed"], sums["found"]
+        return {
+            "name": name,
+            "requests": sums["requests"],
+            "completed": sums["completed"],
+            "rejected": {reason.name: int(self._reasons[reason]) for reason in RejectReason if self._reasons[reason]},
+            "evicted": sums["evicted"],
+            "prompt_tokens": sums["prompt"],
+            "output_tokens": sums["output"],
+            "served_uncached_tokens": prompt - believed,
+            "preemptions": sums["preemptions"],
+            "prefix_hit": {
+                "expected_tokens": believed,
+                "expected_rate": ratio(believed, prompt),
+                "engine_tokens": found,
+                "engine_rate": ratio(found, sums["done_prompt"]),
+            },
+            "latency_ns": {key: spread.figures() for key, spread in self.spreads.items()},
+        }
 
 
-def _spread(values: Rows) -> dict[str, int | None]:
-    ordered = np.sort(values[values >= 0])
-    spread: dict[str, int | None] = {"count": len(ordered)}
-    for percent in PERCENTILES:
-        spread[f"p{percent}"] = percentile(ordered, percent) if len(ordered) else None
-    spread["max"] = int(ordered[-1]) if len(ordered) else None
-    return spread
+def _groups(result: ReplayResult) -> dict[int, _Group]:
+    """Of each class with requests, of those without one (-1), and of all (_ALL). Memory: one piece of the table."""
+    groups = {_ALL: _Group()}
+    table, piece = result.table, PIECE
+    for rows in table.blocks(piece):
+        for index, members in _split(rows):
+            groups.setdefault(index, _Group()).add(members)
+    if len(table) <= piece:
+        for index, members in _split(table.rows()):
+            for key, values in latencies_ns(members).items():
+                groups[index].spreads[key].add_all(values[values >= 0])
+        return groups
+    for _ in SHIFTS:
+        for rows in table.blocks(piece):
+            for index, members in _split(rows):
+                for key, values in latencies_ns(members).items():
+                    groups[index].spreads[key].add(values[values >= 0])
+        for group in groups.values():
+            for spread in group.spreads.values():
+                spread.turn()
+    return groups
+
+
+def _split(rows: Rows) -> Iterator[tuple[int, Rows]]:
+    """All rows as _ALL, then those of each class."""
+    yield _ALL, rows
+    classes = _column(rows, "class_index")
+    for index in np.unique(classes).tolist():
+        yield index, rows[classes == index]
 
 
 def _workers(result: ReplayResult) -> dict[str, Any]:
@@ -183,9 +223,7 @@ def _csv_lines(result: ReplayResult, paths: Sequence[str]) -> Iterator[list[list
     names = [item.name for item in result.profile.classes] + [""]  # class_index -1 is the last
     outcomes = [outcome.name.lower() for outcome in RunOutcome]
     reasons = [""] + [reason.name for reason in RejectReason]
-    rows = result.table.rows()
-    for start in range(0, len(rows), _CSV_CHUNK):
-        chunk = rows[start : start + _CSV_CHUNK]
+    for chunk in result.table.blocks(_CSV_CHUNK):
         columns: dict[str, list[int]] = {name: _column(chunk, name).tolist() for name in COLUMNS}
         times = [[None if value < 0 else value for value in column.tolist()] for column in latencies_ns(chunk).values()]
         files, numbers = columns["file_index"], columns["row"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
@@ -13,6 +12,9 @@ import numpy.typing as npt
 
 from kvcore.policy import PolicyProfile
 from kvcore.stats import SchedulerStats
+
+from . import _table
+from ._table import RequestTable
 
 
 class RunOutcome(IntEnum):
@@ -27,44 +29,8 @@ class RunOutcome(IntEnum):
 #: Columns of RequestTable. class_index: as the core decided, -1 if it never did. reason: RejectReason or 0. worker: -1
 #: if it never ran. wait_ns, first_token_ns, finish_ns: -1 until known; the last two are absolute. cached_tokens: what
 #: the core expected at dispatch. engine_cached_tokens: what the engine found when it first ran the prompt.
-COLUMNS = (
-    "file_index", "row", "arrival_ns", "prompt_tokens", "output_tokens",
-    "class_index", "outcome", "reason", "worker", "wait_ns", "cached_tokens",
-    "first_token_ns", "finish_ns", "engine_cached_tokens", "preemptions",
-)
+COLUMNS = _table.COLUMNS
 WIDTH = len(COLUMNS)
-CLASS_INDEX, OUTCOME, REASON, WORKER, WAIT_NS, CACHED_TOKENS = range(5, 11)
-FIRST_TOKEN_NS, FINISH_NS, ENGINE_CACHED_TOKENS, PREEMPTIONS = range(11, 15)
-_UNKNOWN = (-1, RunOutcome.OPEN.value, 0, -1, -1, 0, -1, -1, 0, 0)
-
-
-class RequestTable:
-    """All requests in order of arrival, 120 bytes each.
-
-    cells: the rows end to end; row i starts at WIDTH * i.
-    """
-
-    def __init__(self) -> None:
-        self.cells = array("q")
-
-    def __len__(self) -> int:
-        return len(self.cells) // WIDTH
-
-    def add(self, file_index: int, row: int, arrival_ns: int, prompt_tokens: int, output_tokens: int) -> int:
-        """Append a request that has just arrived. Returns the position of its first cell."""
-        cells = self.cells
-        start = len(cells)
-        cells.extend((file_index, row, arrival_ns, prompt_tokens, output_tokens, *_UNKNOWN))
-        return start
-
-    def column(self, name: str) -> npt.NDArray[np.int64]:
-        """One column. Shape: (requests,). Cost: O(requests), a copy."""
-        rows = np.frombuffer(self.cells, dtype=np.int64).reshape(-1, WIDTH)
-        return rows[:, COLUMNS.index(name)].copy()
-
-    def rows(self) -> npt.NDArray[np.int64]:
-        """The whole table. Shape: (requests, WIDTH). A view: the table cannot grow while it lives."""
-        return np.frombuffer(self.cells, dtype=np.int64).reshape(-1, WIDTH)
 
 
 def latencies_ns(rows: npt.NDArray[np.int64]) -> dict[str, npt.NDArray[np.int64]]:

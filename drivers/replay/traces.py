@@ -42,9 +42,9 @@ Accepted
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from heapq import heappush, heappushpop, merge
+from heapq import heappop, heappush, merge
 from itertools import chain
 
 from kvcore.errors import InvalidTrace
@@ -52,6 +52,7 @@ from kvcore.errors import InvalidTrace
 from .formats import ABSOLUTE, FORMATS, HASHED, detect, row_parser
 from .lines import Lines
 from .mooncake import BlockNamer, block_namer
+from .rows import TraceRow
 from .values import RowFacts, RowParser, Unusable
 
 __all__ = ["FORMATS", "REORDER_ROWS", "TraceRow", "TraceStream", "open_traces"]
@@ -68,33 +69,6 @@ _HEAD_BYTES = 1 << 20
 
 #: (time_ns, row, facts): unique in its first two members, so that ordering never compares facts.
 _Entry = tuple[int, int, RowFacts]
-
-
-@dataclass(frozen=True, slots=True)
-class TraceRow:
-    """One request of a trace.
-
-    arrival_ns: from the start of the merged trace, whose first row has 0; never decreases.
-    prompt_tokens, output_tokens: 1..2^53.
-    block_hashes: shape (ceil(prompt_tokens / TraceStream.block_size),) or (); names of the prompt's blocks, root to
-        leaf, each naming its whole prefix and its file, 0..2^64-1. (): the content is unknown.
-    session_id: rows of one file with an equal one belong together. delay_ns: pause after the session's previous answer.
-    priority: seconds of head start. strict_priority: 0..2^32-1, higher first. policy_class: class or family name.
-    file_index: position of its file among the paths, from 0.
-    row: number of the data row in its file, from 1; blank lines and the header do not count, bad rows do.
-    """
-
-    arrival_ns: int
-    prompt_tokens: int
-    output_tokens: int
-    block_hashes: tuple[int, ...] = ()
-    session_id: str | None = None
-    delay_ns: int | None = None
-    priority: float = 0.0
-    strict_priority: int = 0
-    policy_class: str | None = None
-    file_index: int = 0
-    row: int = 1
 
 
 class _Source:
@@ -201,9 +175,13 @@ class TraceStream:
         return placed[0] if len(placed) == 1 else merge(*placed)
 
     def _ordered(self, source: _Source) -> Iterator[_Entry]:
-        """The usable rows of one file by (time, row): a heap of the last REORDER_ROWS rows."""
+        """The usable rows of one file by (time, row), the last REORDER_ROWS rows held back.
+
+        Those that came in order stand in a queue, late ones in a heap beside it: the next one is the lesser of two.
+        """
         parse = source.parse
-        window: list[_Entry] = []
+        queue: deque[_Entry] = deque()
+        late: list[_Entry] = []
         rows_max = REORDER_ROWS
         row = 0
         latest_ns = given_ns = -1
@@ -222,17 +200,17 @@ class TraceStream:
                 continue
             if time_ns < latest_ns:
                 self.reordered += 1
+                heappush(late, (time_ns, row, facts))
             else:
                 latest_ns = time_ns
-            if len(window) < rows_max:
-                heappush(window, (time_ns, row, facts))
-            else:
-                entry = heappushpop(window, (time_ns, row, facts))
+                queue.append((time_ns, row, facts))
+            if len(queue) + len(late) > rows_max:
+                # A late row is older than the latest one, which is the last of the queue.
+                entry = heappop(late) if late and late[0] < queue[0] else queue.popleft()
                 given_ns = entry[0]
                 yield entry
-        # Sorting what is left is cheaper than popping it: it is nearly sorted.
-        window.sort()
-        yield from window
+        while queue:
+            yield heappop(late) if late and late[0] < queue[0] else queue.popleft()
 
     def _skip(self, file: str, line: int | None, reason: str) -> None:
         if not self._skip_bad:

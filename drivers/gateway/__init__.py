@@ -1,0 +1,1 @@
+"""An OpenAI-compatible router over the trio driver: `kvcore serve`. Extra `gateway`."""

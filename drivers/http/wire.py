@@ -1,0 +1,63 @@
+"""Tables of HTTP: which fields belong to one hop, and which targets are let in. Stateless."""
+
+from __future__ import annotations
+
+import h11
+
+from .values import Headers, HttpError
+
+#: Fields of one connection, never handed on; see also `Connection`, which can name more.
+HOP_BY_HOP = frozenset({
+    b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"proxy-connection", b"te", b"trailer",
+    b"trailers", b"transfer-encoding", b"upgrade", b"http2-settings",
+})
+#: What is said anew in front of a body of our own.
+_FRAMING = frozenset({b"content-length", b"expect", b"host"})
+
+
+def end_to_end(headers: Headers, also: frozenset[bytes] = frozenset()) -> Headers:
+    """The fields that are handed on: without those of this hop, those that `Connection` names, and `also`."""
+    drop = HOP_BY_HOP
+    for name, value in headers:
+        if name == b"connection":
+            named = {item.strip().lower() for item in value.split(b",")}
+            if not named <= _USUAL:
+                drop = drop | named
+    return [item for item in headers if item[0] not in drop and item[0] not in _FRAMING and item[0] not in also]
+
+
+#: Options of `Connection` that name no field to be dropped beyond the table.
+_USUAL = frozenset({b"", b"close", b"keep-alive"})
+
+
+def malformed(error: h11.RemoteProtocolError) -> HttpError:
+    """What is said of bytes that are no HTTP: what is wrong, and not what they were."""
+    return HttpError(error.error_status_hint, f"malformed HTTP: {str(error).partition(':')[0][:80]}", "malformed_http")
+
+
+def check_head(event: h11.Request, limit: int) -> None:
+    """Refuse a request line and fields of more than so many bytes. Raises HttpError."""
+    size = len(event.method) + len(event.target) + sum([len(name) + len(value) + 4 for name, value in event.headers])
+    if size > limit:
+        raise HttpError(431, f"the head of the request is larger than {limit} bytes", "headers_too_large")
+
+
+def check_request(event: h11.Request) -> tuple[str, str, Headers]:
+    """Path, query and fields of a request that can be understood in one way only. Raises HttpError.
+
+    A message with two lengths, or with a length in a version that has none, is what smuggling is made of.
+    """
+    if event.http_version not in (b"1.1", b"1.0"):
+        raise HttpError(505, "the version of HTTP must be 1.1 or 1.0")
+    headers = list(event.headers)
+    lengths = codings = 0
+    for name, _ in headers:
+        lengths += name == b"content-length"
+        codings += name == b"transfer-encoding"
+    if codings and (lengths or event.http_version != b"1.1"):
+        raise HttpError(400, "Content-Length and Transfer-Encoding contradict each other")
+    target = event.target
+    if not target.startswith(b"/") or b"#" in target:
+        raise HttpError(400, "the request target must be a path")
+    path, _, query = target.decode("ascii").partition("?")
+    return path, query, headers

@@ -1,0 +1,3 @@
+from .values import RowFacts
+
+def plain_row(line: bytes, trace_block_size: int, block_size: int, names_max: int) -> RowFacts | None: ...
