@@ -6,7 +6,7 @@
 # piece, and do without otherwise.
 from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memcpy, memset
-from kvcore._types cimport int32_t, int64_t, slot_t, uint64_t
+from kvcore._types cimport int32_t, int64_t, mix64, slot_t, uint64_t
 
 cdef extern from *:
     """
@@ -195,8 +195,8 @@ cdef inline void set_remove(rankset_t* ranks, slot_t rank) noexcept nogil:
 
 
 cdef inline int64_t table_home(const table_t* table, uint64_t hash) noexcept nogil:
-    """Where the search for a block begins: the high bits of a product (Fibonacci hashing, Knuth 6.4)."""
-    return <int64_t>(hash * <uint64_t>0x9E3779B97F4A7C15 >> table.shift)
+    """Where the search for a block begins. By high bits, so that rows keep their order when the table grows."""
+    return <int64_t>(mix64(hash) >> table.shift)
 
 
 cdef inline block_t* table_find(const table_t* table, uint64_t hash) noexcept nogil:
