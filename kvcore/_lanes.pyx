@@ -16,7 +16,8 @@ head that fails is tested once per change, never once per pop. max_overtake_toke
 Cost: push, take, remove O(log n); candidate O(tests * log lanes).
 """
 from libc.stdlib cimport free
-from kvcore._heap cimport heap_before, heap_free, heap_holds, heap_init, heap_push, heap_remove, heap_reserve, heap_update
+from kvcore._heap cimport (
+    heap_before, heap_free, heap_holds, heap_init, heap_push, heap_remove, heap_reserve, heap_update)
 from kvcore._types cimport NO_SLOT, resize
 
 
