@@ -30,7 +30,8 @@ MODULES = {
          "_forecast.pyx", "_lifecycle.pyx", "_ledger_audit.pyx", "_policies.pyx", "_endings.pyx", "_admission.pyx",
          "_dispatch.pyx", "_reload.pyx", "_decisions.pyx", "_obstacles.pyx", "_explain.pyx", "_wire.pyx",
          "_digest.pyx", "_snapshot.pyx", "_restore.pyx", "_facts.pyx", "_ledger_resume.pyx", "_frame.pyx",
-         "_restore_requests.pyx", "_peers.pyx", "_exchange.pyx", "_restore_peers.pyx"],
+         "_restore_requests.pyx", "_peers.pyx", "_exchange.pyx", "_restore_peers.pyx", "_classify.pyx", "_outbox.pyx",
+         "_settle.pyx", "_arrivals.pyx", "_batch.pyx", "records.pyx"],
     ),
     "kvcore.drivers.replay": (
         "drivers/replay",
@@ -38,6 +39,11 @@ MODULES = {
          "_scan.pyx", "_loop.pyx"],
     ),
 }
+
+#: Modules that are the same without the interpreter's lock (ARCHITECTURE A44): values that never change once they are
+#: made, and functions of their arguments alone. The others have owners, and one owner at a time.
+UNLOCKED = {f"kvcore.{name}" for name in (
+    "events", "actions", "request", "replica", "policy", "explanation", "hashing", "_elementary")}
 
 # IEEE double without contraction: the same costs on every machine (DESIGN D20).
 COMPILE_ARGS = ["-O2", "-ffp-contract=off", "-fno-strict-aliasing"]
@@ -108,8 +114,15 @@ def translated() -> list[Extension]:
             item.sources = [file.as_posix()]
         return found
     mark.unlink(missing_ok=True)
-    found = cythonize(
-        found, compiler_directives=DIRECTIVES, include_path=include_path(), build_dir=folder.as_posix(), force=TRACE)
+    unlocked = [item for item in found if item.name in UNLOCKED]
+    locked = [item for item in found if item.name not in UNLOCKED]
+    found = [
+        item
+        for items, directives in ((unlocked, DIRECTIVES | {"freethreading_compatible": True}), (locked, DIRECTIVES))
+        for item in cythonize(
+            items, compiler_directives=directives, include_path=include_path(), build_dir=folder.as_posix(),
+            force=TRACE, nthreads=os.cpu_count())
+    ]
     mark.write_text(digest.hexdigest())
     return found
 

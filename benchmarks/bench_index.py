@@ -116,7 +116,8 @@ def release(index, held: list[tuple[int, array]]) -> None:
 HELD = {"own": own, "popular": popular}
 #: What is timed: what it begins with, and what is done to it.
 CHANGES = {"store": (None, store), "remove": (store, remove), "stored": (None, store_paths),
-           "removed": (store, remove_paths), "purge": (store, purge), "acquire": (None, acquire), "release": (acquire, release)}
+           "removed": (store, remove_paths),
+           "purge": (store, purge), "acquire": (None, acquire), "release": (acquire, release)}
 RANKS = pytest.mark.sizes("ranks", small=(16, 128), large=(16, 256, 2048))
 
 

@@ -3,9 +3,9 @@
     pytest benchmarks/bench_replay.py --benchmark-only --size large
     python benchmarks/bench_replay.py --trace PATH --workers N
 
-The synthetic trace (synthetic.py) by length, which shows whether cost is linear in requests, and at its full length
-with blocks of 16 tokens instead of the trace's 512: thirty-two times as many names. Any other trace by the second
-command, or with --replay PATH --workers N by the first.
+The synthetic trace (synthetic.py) by length, which shows whether cost is linear in requests and that memory does not
+follow them, and at 100,000 with blocks of 16 tokens instead of the trace's 512: thirty-two times as many names. Any
+other trace by the second command, or with --replay=PATH --workers N, as often as one likes, by the first.
 """
 
 from __future__ import annotations
@@ -26,10 +26,15 @@ FLEET = {"small": 4, "large": 64}
 ROUNDS = {"small": 1, "large": 5}
 #: Small blocks make a run ten times as long.
 ROUNDS_LONG = {"small": 1, "large": 3}
+#: And a million requests.
+LONG = 1_000_000
+#: From the longest trace but one to the longest, memory may grow by so many bytes a request. A row has 120.
+GROWN_MAX = 20
 #: Requests per second and worker: some ten at a time in each, nothing waits for long.
 RATE = 6.25
 
 _spent_s = 0.0
+_peaks: dict[int, int] = {}
 
 
 def child_cpu_s() -> float:
@@ -53,9 +58,9 @@ def run_child(trace: Path, workers: int, block_size: int | None) -> dict[str, ob
 def replay(benchmark, report, size):
     """Replays a trace in several processes and prints the best as one row."""
 
-    def run(name: str, trace: Path, workers: int, block_size: int | None = None, series: str | None = None) -> None:
+    def run(name: str, trace: Path, workers: int, block_size: int | None = None, series: str | None = None) -> int:
         runs = []
-        rounds = (ROUNDS if block_size is None else ROUNDS_LONG)[size]
+        rounds = 1 if name == f"synthetic {LONG:,}" else (ROUNDS if block_size is None else ROUNDS_LONG)[size]
         benchmark.pedantic(lambda: runs.append(run_child(trace, workers, block_size)), rounds=rounds)
         first = runs[0]
         assert all(one["digest"] == first["digest"] and not one["audit"] for one in runs)
@@ -71,6 +76,7 @@ def replay(benchmark, report, size):
             "digest": first["digest"],
         }
         report.add(TABLE, name, **cells)
+        return peak
 
     return run
 
@@ -91,9 +97,12 @@ def trace(tmp_path_factory, pytestconfig):
 
 
 @pytest.mark.benchmark(timer=child_cpu_s)
-@pytest.mark.sizes("requests", small=(250, 500, 1000), large=(25_000, 50_000, 100_000))
+@pytest.mark.sizes("requests", small=(250, 500, 1000), large=(25_000, 100_000, LONG))
 def test_synthetic(requests, trace, replay, size):
-    replay(f"synthetic {requests:,}", trace(requests), FLEET[size], series="synthetic")
+    peak = replay(f"synthetic {requests:,}", trace(requests), FLEET[size], series="synthetic")
+    _peaks[requests] = peak
+    if requests == LONG and 100_000 in _peaks:
+        assert peak - _peaks[100_000] < GROWN_MAX * (LONG - 100_000), "memory follows the length of the trace"
 
 
 @pytest.mark.benchmark(timer=child_cpu_s)
@@ -102,11 +111,16 @@ def test_synthetic_in_small_blocks(requests, trace, replay, size):
     replay(f"synthetic {requests:,}, blocks of 16", trace(requests), FLEET[size], block_size=16)
 
 
+def pytest_generate_tests(metafunc):
+    """Each trace that was given; None: none was."""
+    if "path" in metafunc.fixturenames:
+        metafunc.parametrize("path", metafunc.config.getoption("--replay") or [None], ids=str)
+
+
 @pytest.mark.benchmark(timer=child_cpu_s)
-def test_given(replay, pytestconfig):
-    path = pytestconfig.getoption("--replay")
+def test_given(path, replay, pytestconfig):
     if path is None:
-        pytest.skip("no --replay PATH")
+        pytest.skip("no --replay=PATH")
     replay(Path(path).name, Path(path).resolve(), pytestconfig.getoption("--workers"))
 
 
@@ -117,4 +131,4 @@ if __name__ == "__main__":
     options = parser.parse_args()
     sys.exit(pytest.main([
         f"{__file__}::test_given", "--benchmark-only", "--size", "large",
-        "--replay", options.trace, "--workers", options.workers]))
+        f"--replay={options.trace}", "--workers", options.workers]))

@@ -13,30 +13,19 @@ from __future__ import annotations
 import hashlib
 import math
 import os
-import platform
-import re
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from kvcore.drivers.bench.gate import build_key
+
 import kvcore as kv
-import kvcore.scheduler
 
 BASE_STEPS = 1000
 
 #: Rounds of a measurement by --size, and how many items all of them together may have; no fewer than the last number.
 ROUNDS = {"small": (5, 2_000, 2), "large": (200, 100_000, 5)}
-
-
-def versions() -> str:
-    """Python, and the Cython and C compiler that kvcore.scheduler was built with."""
-    cython = type(kv.Scheduler.step).__module__.removeprefix("_cython_").replace("_", ".")
-    with open(kvcore.scheduler.__file__, "rb") as file:
-        found = re.search(rb"(GCC: \([^)]*\) [\d.]+|clang version [\d.]+)", file.read())
-    compiler = "an unknown compiler" if found is None else found[1].decode()
-    python = f"{platform.python_implementation()} {platform.python_version()}"
-    return f"{python}, Cython {cython}, {compiler}, {platform.machine()}"
 
 
 def load() -> str:
@@ -170,7 +159,7 @@ class Report:
 
     def lines(self) -> list[str]:
         """All tables as text."""
-        text = [versions(), f"load average {load()}"]
+        text = [build_key(), f"load average {load()}"]
         if math.isfinite(self._base_ns):
             text.append(f"base line: an empty TimerFired step, {self._base_ns:.1f} ns of CPU; x is the ratio to it")
         for title, rows in self._tables.items():

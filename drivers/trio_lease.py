@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Awaitable, Callable
 from threading import get_ident
 from types import TracebackType
@@ -57,12 +58,12 @@ class TrioLease(Lease):
         if self.evicted is not None:
             raise Evicted(self.evicted) from None
 
-    def guard(self) -> trio.CancelScope:
+    def guard(self, deadline: float = math.inf) -> trio.CancelScope:
         """A scope for the run of the present booking, to be entered with `with`: cancelled when the booking is taken
         away, at once if it has been. For blocks that are not cancelled themselves: they can still put the request back,
-        by failed(retry=True), and wait for another booking. One at a time; its deadline is the caller's to set.
+        by failed(retry=True), and wait for another booking. One at a time; its deadline, in trio's time, is the caller's.
         """
-        self._guard = trio.CancelScope()
+        self._guard = trio.CancelScope(deadline=deadline)
         if self.evicted is not None or self.error is not None:
             self._guard.cancel()
         return self._guard

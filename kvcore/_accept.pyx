@@ -26,6 +26,7 @@ from kvcore.request cimport Overlap, Rank, Request, WorkerConfig
 
 cdef extern from "Python.h":
     const char* PyUnicode_AsUTF8AndSize(object text, Py_ssize_t* size) except NULL
+    bint PyUnicode_IS_COMPACT_ASCII(object text) noexcept
 
 cdef int64_t TOKENS_MAX = <int64_t>1 << 53
 cdef int64_t BLOCKS_MAX = (<int64_t>1 << 31) - 1
@@ -42,25 +43,29 @@ cdef list accept(tuple events, ns_t last_ns, int64_t block_size, Policies polici
     """
     cdef list built = None
     cdef Py_ssize_t index = 0
-    cdef Event event
     for item in events:
-        try:
-            if not isinstance(item, Event):
-                raise ValueError(f"not an event: {type(item).__name__}")
-            event = <Event>item
-            if not 0 <= event.now_ns < NS_END:
-                raise ValueError(f"now_ns must be 0..2^62-1, not {event.now_ns}")
-            if event.now_ns < last_ns:
-                raise ValueError(f"time went back: now_ns {event.now_ns} after {last_ns}")
-            _check(event, block_size)
-            if type(event) is PolicyReplaced:
-                built = [] if built is None else built
-                built.append(policies.build((<PolicyReplaced>event).profile))
-        except (ValueError, TypeError, OverflowError) as error:
-            raise InvalidEvent(index, str(error)) from None
-        last_ns = event.now_ns
+        policies_of = accept_one(item, index, last_ns, block_size, policies)
+        if policies_of is not None:
+            built = [] if built is None else built
+            built.append(policies_of)
+        last_ns = (<Event>item).now_ns
         index += 1
     return built
+
+
+cdef list accept_one(object event, Py_ssize_t index, ns_t last_ns, int64_t block_size, Policies policies):
+    """The same for one event; index: of it in its batch. Returns the policies of a PolicyReplaced, else None."""
+    try:
+        if not isinstance(event, Event):
+            raise ValueError(f"not an event: {type(event).__name__}")
+        if not 0 <= (<Event>event).now_ns < NS_END:
+            raise ValueError(f"now_ns must be 0..2^62-1, not {(<Event>event).now_ns}")
+        if (<Event>event).now_ns < last_ns:
+            raise ValueError(f"time went back: now_ns {(<Event>event).now_ns} after {last_ns}")
+        _check(<Event>event, block_size)
+        return policies.build((<PolicyReplaced>event).profile) if type(event) is PolicyReplaced else None
+    except (ValueError, TypeError, OverflowError) as error:
+        raise InvalidEvent(index, str(error)) from None
 
 
 cdef int _check(Event event, int64_t block_size) except -1:
@@ -343,6 +348,8 @@ cdef int _check_id(str request_id) except -1:
 
 
 cdef int _check_text(str name, str text) except -1:
+    if PyUnicode_IS_COMPACT_ASCII(text):
+        return 0
     try:
         PyUnicode_AsUTF8AndSize(text, NULL)
     except UnicodeEncodeError:

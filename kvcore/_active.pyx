@@ -15,7 +15,7 @@ table as it empties, the rows when there are none.
 """
 from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memset
-from kvcore._types cimport FRACTION_ONE, NO_SLOT, mix64, resize
+from kvcore._types cimport FRACTION_ONE, NO_SLOT, grown, mix64
 
 cdef enum:
     TABLE_MIN = 64
@@ -50,8 +50,8 @@ cdef class ActiveBlocks:
         """The row of this pair, or NO_SLOT."""
         return self._table[self._entry(hash, rank)].row
 
-    cdef int32_t acquire(self, uint64_t hash, slot_t rank) except -1:
-        """Count one reference of the rank to the block; returns the row. MemoryError: all is as it was."""
+    cdef int32_t acquire(self, uint64_t hash, slot_t rank) noexcept nogil:
+        """Count one reference of the rank to the block; returns the row. NO_SLOT: no memory, and all is as it was."""
         cdef int64_t at = self._entry(hash, rank)
         cdef int32_t row = self._table[at].row
         cdef int32_t capacity
@@ -61,13 +61,15 @@ cdef class ActiveBlocks:
             return row
         if self._free == NO_SLOT and self._size == self._capacity:
             capacity = self._capacity + self._capacity // 2 + ROWS_MIN
-            resize(<void**>&self.rows, capacity * sizeof(pair_t))
+            if not grown(<void**>&self.rows, capacity * sizeof(pair_t)):
+                return NO_SLOT
             self._capacity = capacity
         if (self.pairs + 1) * 3 > (self._mask + 1) * 2:
             if not self._rehash((self._mask + 1) * 2):
-                raise MemoryError("active blocks")
+                return NO_SLOT
             at = self._entry(hash, rank)
-        self.index.add(hash, rank)
+        if self.index.enter(hash, rank) < 0:
+            return NO_SLOT
         row = self._free
         if row != NO_SLOT:
             self._free = self.rows[row].next_free

@@ -14,12 +14,10 @@ from kvcore._lanes cimport ClassQueue, waiting_t
 from kvcore._load cimport RANK_OPEN
 from kvcore._requests cimport STATE_DEFERRED, STATE_WAITING, TIMER_GRACE, TIMER_LOOK, request_t
 from kvcore._types cimport NEVER_NS, NO_SLOT, NS_END, ceil_div, int32_t, resize
-from kvcore.actions cimport make_park, make_reject
+from kvcore.actions cimport make_reject
 
-from kvcore.actions import ParkReason, RejectReason
+from kvcore.actions import RejectReason
 
-cdef object QUEUED = ParkReason.QUEUED
-cdef object DEFERRED = ParkReason.DEFERRED
 cdef tuple FULL_REASONS = (
     RejectReason.QUEUE_FULL_REQUESTS, RejectReason.QUEUE_FULL_RAW_TOKENS, RejectReason.QUEUE_FULL_CACHED_TOKENS)
 
@@ -48,7 +46,8 @@ cdef class Backlog:
     cdef int adopt(self, profile) except -1:
         """Requests fall into these classes from now on; the queue is another's business."""
         cdef slot_t i
-        self._classes = ClassTable(profile)
+        self.classes = Classifier(profile)
+        self.classes.learn(self._requests.names)
         resize(<void**>&self._orders, len(profile.classes) * sizeof(order_t))
         for i, item in enumerate(profile.classes):
             self._orders[i] = order_named(item.queue_policy.value)
@@ -56,47 +55,65 @@ cdef class Backlog:
 
     cdef int classify(self, slot_t slot, Request request) except -1:
         """Snapshot, class and key of an arriving request, with the next seq. Stores nothing."""
-        cdef request_t* row = &self._requests.rows[slot]
-        row.seq = self.next_seq
+        self._requests.rows[slot].seq = self.next_seq
         self.snapshot(slot, request)
         self.arrange(slot, request)
-        row.may_wait = not (request.do_not_queue or self.queue.classes[row.class_index].never_waits)
+        self._may_wait(slot)
         return 0
+
+    cdef int classify_record(self, slot_t slot) except -1 nogil:
+        """`classify` for a request that has come as a record; the classifier knows its class's name."""
+        cdef request_t* row = &self._requests.rows[slot]
+        row.seq = self.next_seq
+        self.queue.waiting.reserve(slot + 1)
+        self._price(slot, self._placement.best_cached_anywhere(slot))
+        self._arrange(slot, &self.classes.unnamed if row.class_name < 0 else &self.classes.numbered[row.class_name])
+        self._may_wait(slot)
+        return 0
+
+    cdef void _may_wait(self, slot_t slot) noexcept nogil:
+        """Whether an arriving request may wait in its class at all."""
+        cdef request_t* row = &self._requests.rows[slot]
+        row.may_wait = not (row.do_not_queue or self.queue.classes[row.class_index].never_waits)
 
     cdef int snapshot(self, slot_t slot, Request request) except -1:
         """What of the prompt is cached where it may run, and so its cost (DESIGN D1)."""
         cdef request_t* row = &self._requests.rows[slot]
-        cdef waiting_t* waiting
         if request.pinned is not None and not row.keeps_pin:
             row.pin = self._fleet.workers.find_rank(request.pinned.worker_id, request.pinned.dp_rank)
         self.queue.waiting.reserve(slot + 1)
-        waiting = &self.queue.waiting.rows[slot]
-        waiting.raw = row.prompt
-        waiting.cached = self._placement.best_cached(slot, request)
-        waiting.cost = max(1, waiting.raw - waiting.cached)
+        self._price(slot, self._placement.best_cached(slot, request))
         return 0
+
+    cdef void _price(self, slot_t slot, tokens_t cached) noexcept nogil:
+        cdef waiting_t* waiting = &self.queue.waiting.rows[slot]
+        waiting.raw = self._requests.rows[slot].prompt
+        waiting.cached = cached
+        waiting.cost = max(<tokens_t>1, waiting.raw - cached)
 
     cdef int arrange(self, slot_t slot, Request request) except -1:
         """Class (DESIGN D2) and key (D3) that follow from the snapshot; its place in time stays."""
-        cdef request_t* row = &self._requests.rows[slot]
-        cdef waiting_t* waiting = &self.queue.waiting.rows[slot]
-        row.class_index = self._classes.lookup(request.policy_class, waiting.raw - waiting.cached)
-        fill_key(&waiting.key, self._orders[row.class_index], request.strict_priority, request.priority_jump,
-                 row.arrival_ns, row.deadline_ns, max(1, waiting.raw - waiting.cached))
-        waiting.key.seq = row.seq
+        cdef meaning_t meaning = self.classes.unnamed
+        if request.policy_class is not None:
+            meaning = self.classes.meaning(request.policy_class)
+        self._arrange(slot, &meaning)
         return 0
 
-    cdef bint knows(self, str policy_class) except -1:
-        """Whether a request names no class, or one that exists."""
-        return policy_class is None or self._classes.names(policy_class)
+    cdef void _arrange(self, slot_t slot, const meaning_t* meaning) noexcept nogil:
+        cdef request_t* row = &self._requests.rows[slot]
+        cdef waiting_t* waiting = &self.queue.waiting.rows[slot]
+        row.class_index = self.classes.class_of(meaning, waiting.raw - waiting.cached)
+        fill_key(&waiting.key, self._orders[row.class_index], row.strict_priority, row.priority_jump,
+                 row.arrival_ns, row.deadline_ns, max(<tokens_t>1, waiting.raw - waiting.cached))
+        waiting.key.seq = row.seq
 
-    cdef void begin_batch(self) noexcept:
+    cdef void begin_batch(self) noexcept nogil:
         self.stored = 0
         self._asked = 0
         self._mixed = False
         self._asked_anew = False
 
-    cdef int store(self, slot_t slot) except -1:
+    cdef int store(self, slot_t slot) except -1 nogil:
         """Let a classified request wait in its class. Takes a seq; limits have been tested."""
         self.next_seq += 1
         self._note(slot)
@@ -131,28 +148,35 @@ cdef class Backlog:
         self.queue.hold(slot, self._requests.rows[slot].class_index)
         return 0
 
-    cdef int _enter(self, slot_t slot) except -1:
+    cdef int _enter(self, slot_t slot) except -1 nogil:
         """Into its class, ready to run."""
         cdef request_t* row = &self._requests.rows[slot]
         self.keep_pin(slot)
         self._requests.wait(slot, STATE_WAITING, row.seq)
         self._requests.set_timer(slot, TIMER_LOOK, self._first_look_ns(row))
         if self._fleet.graced:
-            self._set_grace(slot)
+            with gil:
+                self._set_grace(slot)
         return self.queue.push(slot, row.class_index, row.pin)
 
-    cdef int _note(self, slot_t slot) except -1:
+    cdef int _note(self, slot_t slot) except -1 nogil:
         """Into the list of what this batch has stored."""
         if self.stored == self._stored_room:
-            resize(<void**>&self._stored, max(16, 2 * self._stored_room) * sizeof(stored_t))
-            self._stored_room = max(16, 2 * self._stored_room)
+            resize(<void**>&self._stored, max(<int64_t>16, 2 * self._stored_room) * sizeof(stored_t))
+            self._stored_room = max(<int64_t>16, 2 * self._stored_room)
         self._stored[self.stored].slot = slot
         self._stored[self.stored].seq = self._requests.rows[slot].seq
         self.stored += 1
         return 0
 
-    cdef int keep_pin(self, slot_t slot) except -1:
+    cdef int keep_pin(self, slot_t slot) except -1 nogil:
         """The row of the rank that a request is pinned to stays what it is until the request ends."""
+        if self._requests.rows[slot].constrained:
+            with gil:
+                self._keep_pin(slot)
+        return 0
+
+    cdef int _keep_pin(self, slot_t slot) except -1:
         cdef request_t* row = &self._requests.rows[slot]
         cdef Rank pinned = self._requests.request(slot).pinned
         if pinned is None or row.keeps_pin:
@@ -185,7 +209,7 @@ cdef class Backlog:
             end_ns = NEVER_NS
         return self._requests.set_timer(slot, TIMER_GRACE, end_ns)
 
-    cdef void sort_stored(self) noexcept:
+    cdef void sort_stored(self) noexcept nogil:
         """What this batch has stored, by seq; what was put back stands where it stood, once."""
         cdef int64_t i
         cdef int64_t kept = 0
@@ -199,14 +223,14 @@ cdef class Backlog:
         self.stored = kept
         self._mixed = False
 
-    cdef ns_t _first_look_ns(self, const request_t* row) noexcept:
+    cdef ns_t _first_look_ns(self, const request_t* row) noexcept nogil:
         """When a request that begins to wait is first looked at: a whole number of periods after its arrival."""
         cdef ns_t last_ns = row.arrival_ns
         if self._look_every_ns != NEVER_NS:
             last_ns += (self._fleet.ledger.now_ns - row.arrival_ns) // self._look_every_ns * self._look_every_ns
         return self._next_look_ns(row, last_ns)
 
-    cdef ns_t _next_look_ns(self, const request_t* row, ns_t last_ns) noexcept:
+    cdef ns_t _next_look_ns(self, const request_t* row, ns_t last_ns) noexcept nogil:
         """When a request is next looked at for overload (DESIGN D7), NEVER_NS if it is not."""
         if self._look_every_ns == NEVER_NS or not row.may_wait or not self._placement.queues(row.class_index):
             return NEVER_NS
@@ -220,7 +244,7 @@ cdef class Backlog:
             last_ns += (ceil_div(idle_until_ns - last_ns, self._look_every_ns) - 1) * self._look_every_ns
         return self._requests.set_timer(slot, TIMER_LOOK, self._next_look_ns(row, last_ns))
 
-    cdef int withdraw(self, slot_t slot) except -1:
+    cdef int withdraw(self, slot_t slot) except -1 nogil:
         """Take a waiting or deferred request out of its class; its row stays live, in state FREE."""
         if self._requests.rows[slot].state == STATE_DEFERRED:
             self.queue.unhold(slot)
@@ -229,7 +253,7 @@ cdef class Backlog:
         self._requests.stop_waiting(slot)
         return 0
 
-    cdef slot_t still_waiting(self, int64_t i) noexcept:
+    cdef slot_t still_waiting(self, int64_t i) noexcept nogil:
         """The request that this batch stored as its i-th, if it still waits or is deferred; else NO_SLOT."""
         cdef stored_t* entry = &self._stored[i]
         cdef request_t* row = &self._requests.rows[entry.slot]
@@ -237,7 +261,7 @@ cdef class Backlog:
             return NO_SLOT
         return entry.slot if row.seq == entry.seq else NO_SLOT
 
-    cdef int park(self, list out) except -1:
+    cdef int park(self, Outbox outbox) except -1 nogil:
         """Tell of everything that this batch has stored and that still waits, by seq."""
         cdef int64_t i
         cdef slot_t slot
@@ -245,12 +269,10 @@ cdef class Backlog:
         for i in range(self.stored):
             slot = self.still_waiting(i)
             if slot != NO_SLOT:
-                out.append(make_park(
-                    self._requests.ids.id_of(slot), self._requests.rows[slot].class_index,
-                    DEFERRED if self._requests.rows[slot].state == STATE_DEFERRED else QUEUED))
+                outbox.park(slot, self._requests.rows[slot].state == STATE_DEFERRED)
         return 0
 
-    cdef slot_t next_leftover(self) noexcept:
+    cdef slot_t next_leftover(self) noexcept nogil:
         """The next request of this batch, by seq, that still waits and may not; or NO_SLOT. O(batch) in all."""
         cdef slot_t slot
         if self._asked_anew:
@@ -264,7 +286,7 @@ cdef class Backlog:
                 return slot
         return NO_SLOT
 
-    cdef limit_t limit_hit(self, slot_t slot, int64_t* current, int64_t* bound) noexcept:
+    cdef limit_t limit_hit(self, slot_t slot, int64_t* current, int64_t* bound) noexcept nogil:
         """The first limit of its class that refuses a classified request, with usage and bound; or LIMIT_NONE."""
         return self.queue.limit_hit(
             self._requests.rows[slot].class_index, self._fleet.workers.count(), current, bound)
@@ -292,32 +314,42 @@ cdef class Backlog:
             kind += 1
         return self.queue_full(slot, request_id, <limit_t>kind, self.queue.usage(class_index, <limit_t>kind), 0)
 
-    cdef int recheck(self) except -1:
+    cdef int recheck(self) except -1 nogil:
         """Forget verdicts that the fleet's changes may have overturned (DESIGN D15). O(1) if nothing waits.
 
         Only a rank that is open and not busy can overturn one, and only for heads that may use it.
         """
-        cdef slot_t class_index, pair, rank, blocker
-        cdef int32_t i
-        cdef ClassQueue queue
+        cdef slot_t class_index
+        if self._fleet.changes == 0 and not self._fleet.recheck_all:
+            return 0
         for class_index in range(self.queue.count if self.queue.size else 0):
-            queue = self.queue.queue(class_index)
-            pair = self._placement.pair_of[class_index]
-            if queue.size == 0 or not (self._placement.queues(class_index) or self._fleet.graced):
-                continue
-            if self._fleet.recheck_all:
-                queue.recheck_all()
-                continue
-            for i in range(self._fleet.changes):
-                rank = self._fleet.changed[i]
-                if self._fleet.ledger.loads[rank].state == RANK_OPEN and (
-                        pair == NO_SLOT or not self._fleet.ledger.busy(rank, pair)):
-                    queue.recheck_lane(rank)
-                    blocker = queue.blocked_shared()
-                    if blocker != NO_SLOT and self._placement.may_use(blocker, rank):
-                        queue.recheck_shared()
+            if (<ClassQueue>self.queue.rows[class_index]).blocked and (
+                    self._placement.queues(class_index) or self._fleet.graced):
+                self._recheck(<ClassQueue>self.queue.rows[class_index], self._placement.pair_of[class_index])
         self._fleet.forget_changes()
         return 0
+
+    cdef int _recheck(self, ClassQueue queue, slot_t pair) except -1 nogil:
+        """The same for one class; pair: its thresholds."""
+        cdef slot_t rank, blocker
+        cdef int32_t i
+        if self._fleet.recheck_all:
+            queue.recheck_all()
+            return 0
+        for i in range(self._fleet.changes):
+            rank = self._fleet.changed[i]
+            if self._fleet.ledger.loads[rank].state == RANK_OPEN and (
+                    pair == NO_SLOT or not self._fleet.ledger.busy(rank, pair)):
+                queue.recheck_lane(rank)
+                blocker = queue.blocked_shared()
+                if blocker != NO_SLOT and (
+                        not self._requests.rows[blocker].constrained or self._may_use(blocker, rank)):
+                    queue.recheck_shared()
+        return 0
+
+    cdef bint _may_use(self, slot_t slot, slot_t rank) except -1 nogil:
+        with gil:
+            return self._placement.may_use(slot, rank)
 
     cdef list faults(self, head_test_t test, void* judge):
         """Broken invariants of every class, and heads that may run and wait (work conservation). O(waiting)."""

@@ -8,6 +8,7 @@ Never here: who is popped, when an answer is late.
 """
 from dataclasses import replace
 
+from kvcore._placement cimport choice_t
 from kvcore._requests cimport STATE_REFRESHING, TIMER_REFRESH, request_t
 from kvcore._types cimport NEVER_NS, NO_SLOT, NS_END
 from kvcore.actions cimport make_refresh
@@ -18,12 +19,14 @@ from kvcore.config import IndexMode
 
 cdef class Dispatcher:
     def __cinit__(self, config not None, RequestTable requests not None, Fleet fleet not None,
-                  Placement placement not None, Backlog backlog not None, Endings endings not None):
+                  Placement placement not None, Backlog backlog not None, Endings endings not None,
+                  Outbox outbox not None):
         self._requests = requests
         self._fleet = fleet
         self._placement = placement
         self._backlog = backlog
         self._endings = endings
+        self._outbox = outbox
         if config.decisions_kept:
             self.ring = DecisionRing(config.decisions_kept, requests, fleet, placement)
         asks = config.index is IndexMode.OFF and config.refresh_after_ns is not None
@@ -33,15 +36,18 @@ cdef class Dispatcher:
         self.next_attempt = 1
         self.next_ticket = 1
 
-    cdef bint asks_about(self, slot_t slot) noexcept:
+    cdef bint asks_about(self, slot_t slot) noexcept nogil:
         """Whether what is known of a request's overlap is so old that an outside index is asked before it is placed."""
         cdef request_t* row = &self._requests.rows[slot]
         return self._refresh_after_ns != NEVER_NS and row.path_length > 0 and (
             self._fleet.ledger.now_ns - row.known_ns >= self._refresh_after_ns)
 
-    cdef int place(self, slot_t slot, list out) except -1:
+    cdef int place(self, slot_t slot, list out) except -1 nogil:
         """A request has been popped: Dispatch, Reject with the reason why not, or RefreshOverlap first."""
-        return self._ask(slot, out) if self.asks_about(slot) else self._decide(slot, out)
+        if self.asks_about(slot):
+            with gil:
+                return self._ask(slot, out)
+        return self._decide(slot, out)
 
     cdef int _ask(self, slot_t slot, list out) except -1:
         cdef request_t* row = &self._requests.rows[slot]
@@ -72,28 +78,36 @@ cdef class Dispatcher:
             return self._backlog.put_back(slot)
         return self._decide(slot, out)
 
-    cdef int _decide(self, slot_t slot, list out) except -1:
+    cdef int _decide(self, slot_t slot, list out) except -1 nogil:
         """Project, select, book, Dispatch; or the reason why not."""
-        cdef request_t* row = &self._requests.rows[slot]
-        cdef slot_t rank = NO_SLOT
-        cdef Dispatch action
-        answer = self._placement.decide(slot, self._requests.request(slot), &self.generator, &rank)
+        cdef choice_t choice
+        cdef slot_t rank = self._placement.decide(slot, &self.generator, &choice)
         if rank == NO_SLOT:
-            return self._endings.reject(
-                slot, self._backlog.refused(slot, self._requests.ids.id_of(slot), answer), out)
-        action = <Dispatch>answer
-        action.attempt = self.next_attempt
-        action.wait_ns = self._fleet.ledger.now_ns - row.arrival_ns
+            with gil:
+                return self._endings.reject(
+                    slot, self._backlog.refused(
+                        slot, self._requests.ids.id_of(slot), self._placement.nowhere(slot)), out)
         if self.ring is not None:
-            self.ring.note(slot, rank, action.attempt)
+            with gil:
+                self.ring.note(slot, rank, self.next_attempt)
+        self._book(slot, rank, choice.prefill_tokens)
+        self._outbox.dispatch(
+            slot, rank, &choice, self._fleet.ledger.now_ns - self._requests.rows[slot].arrival_ns)
+        if self._fleet.exchange.speaks:
+            with gil:
+                self._fleet.exchange.booked(slot, choice.prefill_tokens)
+        return 0
+
+    cdef int _book(self, slot_t slot, slot_t rank, tokens_t prefill_tokens) except -1 nogil:
+        """The request runs there from now on."""
+        cdef const request_t* row = &self._requests.rows[slot]
         self._fleet.ledger.book(
-            slot, rank, action.prefill_tokens, row.sequence, row.sequence_length, row.outside, row.reserve)
+            slot, rank, prefill_tokens, row.sequence, row.sequence_length, row.outside, row.reserve)
         self._fleet.touch(slot, row.path, row.path_length)
         if self._fleet.strict and row.sequence_length:
             self._fleet.note(rank)             # who shares its blocks needs less room there from now on
-        self._requests.start_running(slot, action.attempt, self._fleet.ledger.now_ns)
+        self._requests.start_running(slot, self.next_attempt, self._fleet.ledger.now_ns)
         self._backlog.queue.charge(
             row.class_index, self._fleet.ledger.now_ns, self._backlog.queue.waiting.rows[slot].cost)
         self.next_attempt += 1
-        out.append(action)
-        return self._fleet.exchange.booked(slot, action)
+        return 0

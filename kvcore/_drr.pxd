@@ -39,6 +39,7 @@ cdef struct class_t:
 cdef class PolicyQueue:
     cdef WaitingTable waiting
     cdef list _queues              # of ClassQueue, by class index
+    cdef void** rows               # the same, for code that holds no interpreter lock
     cdef class_t* classes
     cdef readonly slot_t count
     cdef readonly slot_t cursor
@@ -51,24 +52,25 @@ cdef class PolicyQueue:
     cdef readonly int64_t visits   # classes looked at since the queue was made
 
     cdef ClassQueue queue(self, slot_t class_index)
+    cdef bint rests(self) noexcept nogil
     cdef int adopt(self, object before, object profile) except -1
-    cdef int push(self, slot_t item, slot_t class_index, slot_t rank) except -1
-    cdef void hold(self, slot_t item, slot_t class_index) noexcept
-    cdef void unhold(self, slot_t item) noexcept
+    cdef int push(self, slot_t item, slot_t class_index, slot_t rank) except -1 nogil
+    cdef void hold(self, slot_t item, slot_t class_index) noexcept nogil
+    cdef void unhold(self, slot_t item) noexcept nogil
     cdef void settle_emptied(self) noexcept
-    cdef void remove(self, slot_t item) noexcept
-    cdef slot_t pop(self, head_test_t test, void* judge) noexcept
-    cdef void charge(self, slot_t class_index, ns_t now_ns, int64_t cost) noexcept
-    cdef limit_t limit_hit(self, slot_t class_index, int64_t workers, int64_t* current, int64_t* bound) noexcept
-    cdef int64_t usage(self, slot_t class_index, limit_t kind) noexcept
-    cdef int64_t retry_after_ns(self, slot_t class_index, int64_t current, int64_t bound) noexcept
+    cdef void remove(self, slot_t item) noexcept nogil
+    cdef slot_t pop(self, head_test_t test, void* judge) noexcept nogil
+    cdef void charge(self, slot_t class_index, ns_t now_ns, int64_t cost) noexcept nogil
+    cdef limit_t limit_hit(self, slot_t class_index, int64_t workers, int64_t* current, int64_t* bound) noexcept nogil
+    cdef int64_t usage(self, slot_t class_index, limit_t kind) noexcept nogil
+    cdef int64_t retry_after_ns(self, slot_t class_index, int64_t current, int64_t bound) noexcept nogil
 
-    cdef void _close_visit(self) noexcept
-    cdef slot_t _next(self, slot_t class_index) noexcept
-    cdef int64_t _cost(self, slot_t class_index) noexcept
-    cdef void _arrive(self, slot_t class_index, visit_t visit) noexcept
-    cdef slot_t _look(self, slot_t class_index, head_test_t test, void* judge) noexcept
-    cdef slot_t _scan(self, slot_t start, bint closes, head_test_t test, void* judge) noexcept
-    cdef slot_t _grant_rounds(self, slot_t start) noexcept
-    cdef slot_t _take(self, slot_t class_index) noexcept
-    cdef void _emptied(self, slot_t class_index) noexcept
+    cdef void _close_visit(self) noexcept nogil
+    cdef slot_t _next(self, slot_t class_index) noexcept nogil
+    cdef int64_t _cost(self, slot_t class_index) noexcept nogil
+    cdef void _arrive(self, slot_t class_index, visit_t visit) noexcept nogil
+    cdef slot_t _look(self, slot_t class_index, head_test_t test, void* judge) noexcept nogil
+    cdef slot_t _scan(self, slot_t start, bint closes, head_test_t test, void* judge) noexcept nogil
+    cdef slot_t _grant_rounds(self, slot_t start) noexcept nogil
+    cdef slot_t _take(self, slot_t class_index) noexcept nogil
+    cdef void _emptied(self, slot_t class_index) noexcept nogil

@@ -32,6 +32,11 @@ cdef class PolicyQueue:
         self.waiting = WaitingTable()
         self._queues = [
             ClassQueue(self.waiting, i, item.max_overtake_tokens) for i, item in enumerate(profile.classes)]
+        self.rows = <void**>malloc(self.count * sizeof(void*))
+        if self.rows == NULL:
+            raise MemoryError("policy queue")
+        for i in range(self.count):
+            self.rows[i] = <void*>self._queues[i]
         self._reference = profile.arbitration.value == "reference"
         for i, item in enumerate(profile.classes):
             self.classes[i].quantum = item.quantum
@@ -47,6 +52,7 @@ cdef class PolicyQueue:
     def __dealloc__(self):
         free(self.classes)
         free(self._heads)
+        free(self.rows)
 
     cdef int adopt(self, object before, object profile) except -1:
         """Another ring in the place of the one that `before` describes, while nothing is stored (DESIGN D16).
@@ -76,9 +82,10 @@ cdef class PolicyQueue:
                 break
         self.classes, ring.classes = ring.classes, self.classes
         self._heads, ring._heads = ring._heads, self._heads
+        self.rows, ring.rows = ring.rows, self.rows
         self._queues = ring._queues
         for i in range(ring.count):
-            (<ClassQueue>self._queues[i]).table = self.waiting
+            (<ClassQueue>self.rows[i]).table = self.waiting
         self.count = ring.count
         self.size = 0
         self.held = 0
@@ -91,40 +98,43 @@ cdef class PolicyQueue:
         """After a change of classes: those without a ready request bank no credit."""
         cdef slot_t i
         for i in range(self.count):
-            if (<ClassQueue>self._queues[i]).size == 0:
+            if (<ClassQueue>self.rows[i]).size == 0:
                 self.classes[i].deficit = 0
-        if self.visit != VISIT_NONE and (<ClassQueue>self._queues[self.cursor]).size == 0:
+        if self.visit != VISIT_NONE and (<ClassQueue>self.rows[self.cursor]).size == 0:
             self._close_visit()
 
     cdef ClassQueue queue(self, slot_t class_index):
         return <ClassQueue>self._queues[class_index]
 
-    cdef int push(self, slot_t item, slot_t class_index, slot_t rank) except -1:
+    cdef bint rests(self) noexcept nogil:
+        """Whether a pop would find nothing and change nothing."""
+        return self.size == 0 and not (self._reference and self.visit != VISIT_NONE)
+
+    cdef int push(self, slot_t item, slot_t class_index, slot_t rank) except -1 nogil:
         """Store a request whose waiting row is filled; rank NO_SLOT is the shared heap."""
-        (<ClassQueue>self._queues[class_index]).push(item, rank)
+        (<ClassQueue>self.rows[class_index]).push(item, rank)
         self.size += 1
         return 0
 
-    cdef void hold(self, slot_t item, slot_t class_index) noexcept:
+    cdef void hold(self, slot_t item, slot_t class_index) noexcept nogil:
         """Count a deferred request, whose waiting row is filled, in its class."""
-        (<ClassQueue>self._queues[class_index]).hold(item)
+        (<ClassQueue>self.rows[class_index]).hold(item)
         self.held += 1
 
-    cdef void unhold(self, slot_t item) noexcept:
+    cdef void unhold(self, slot_t item) noexcept nogil:
         """A deferred request leaves its class."""
-        (<ClassQueue>self._queues[self.waiting.rows[item].class_index]).unhold(item)
+        (<ClassQueue>self.rows[self.waiting.rows[item].class_index]).unhold(item)
         self.held -= 1
 
-    cdef void remove(self, slot_t item) noexcept:
+    cdef void remove(self, slot_t item) noexcept nogil:
         """Take a stored request out without charging it."""
         cdef slot_t class_index = self.waiting.rows[item].class_index
-        cdef ClassQueue queue = <ClassQueue>self._queues[class_index]
-        queue.remove(item)
+        (<ClassQueue>self.rows[class_index]).remove(item)
         self.size -= 1
-        if queue.size == 0:
+        if (<ClassQueue>self.rows[class_index]).size == 0:
             self._emptied(class_index)
 
-    cdef slot_t pop(self, head_test_t test, void* judge) noexcept:
+    cdef slot_t pop(self, head_test_t test, void* judge) noexcept nogil:
         """Pick at most one request, charge its class and take it out; NO_SLOT when no head may run."""
         cdef slot_t i, start, winner
         cdef slot_t current = self.cursor
@@ -154,27 +164,27 @@ cdef class PolicyQueue:
             self._close_visit()
         return NO_SLOT
 
-    cdef void _close_visit(self) noexcept:
+    cdef void _close_visit(self) noexcept nogil:
         self.cursor = self._next(self.cursor)
         self.visit = VISIT_NONE
 
-    cdef slot_t _next(self, slot_t class_index) noexcept:
+    cdef slot_t _next(self, slot_t class_index) noexcept nogil:
         return class_index + 1 if class_index + 1 < self.count else 0
 
-    cdef int64_t _cost(self, slot_t class_index) noexcept:
+    cdef int64_t _cost(self, slot_t class_index) noexcept nogil:
         return self.waiting.rows[self._heads[class_index]].cost
 
-    cdef slot_t _look(self, slot_t class_index, head_test_t test, void* judge) noexcept:
+    cdef slot_t _look(self, slot_t class_index, head_test_t test, void* judge) noexcept nogil:
         """The class's candidate, asked for at most once per call."""
         if self._heads[class_index] == NO_SLOT - 1:
             self.visits += 1
-            if (<ClassQueue>self._queues[class_index]).size:
-                self._heads[class_index] = (<ClassQueue>self._queues[class_index]).candidate(test, judge)
+            if (<ClassQueue>self.rows[class_index]).size:
+                self._heads[class_index] = (<ClassQueue>self.rows[class_index]).candidate(test, judge)
             else:
                 self._heads[class_index] = NO_SLOT
         return self._heads[class_index]
 
-    cdef slot_t _scan(self, slot_t start, bint closes, head_test_t test, void* judge) noexcept:
+    cdef slot_t _scan(self, slot_t start, bint closes, head_test_t test, void* judge) noexcept nogil:
         """One round from `start`: the first class that can pay, after its quantum if need be; or NO_SLOT.
 
         `closes`: the open visit ends as soon as some class turns out to have a candidate.
@@ -198,11 +208,11 @@ cdef class PolicyQueue:
             i = self._next(i)
         return NO_SLOT
 
-    cdef void _arrive(self, slot_t class_index, visit_t visit) noexcept:
+    cdef void _arrive(self, slot_t class_index, visit_t visit) noexcept nogil:
         self.cursor = class_index
         self.visit = visit
 
-    cdef slot_t _grant_rounds(self, slot_t start) noexcept:
+    cdef slot_t _grant_rounds(self, slot_t start) noexcept nogil:
         """Nobody could pay after one round: grant as many whole rounds as the nearest class needs, at once.
 
         deficit + rounds * quantum < cost + 2 * quantum <= 3 * 2^53, so nothing overflows (DESIGN D20).
@@ -233,20 +243,19 @@ cdef class PolicyQueue:
         self._arrive(winner, VISIT_PAID)
         return winner
 
-    cdef slot_t _take(self, slot_t class_index) noexcept:
+    cdef slot_t _take(self, slot_t class_index) noexcept nogil:
         """Pop the candidate of the class under the cursor and charge it."""
         cdef slot_t item = self._heads[class_index]
-        cdef ClassQueue queue = <ClassQueue>self._queues[class_index]
         self.classes[class_index].deficit -= self.waiting.rows[item].cost
-        queue.take(item)
+        (<ClassQueue>self.rows[class_index]).take(item)
         self.size -= 1
-        if queue.size == 0:
+        if (<ClassQueue>self.rows[class_index]).size == 0:
             self._emptied(class_index)
         elif self._reference and self.classes[class_index].deficit == 0:
             self._close_visit()
         return item
 
-    cdef void _emptied(self, slot_t class_index) noexcept:
+    cdef void _emptied(self, slot_t class_index) noexcept nogil:
         """Idling banks no credit: otherwise a class could save up a burst and break the bound.
 
         The reference's cursor rests before the next class to look at, so there only an open visit moves on.
@@ -255,7 +264,7 @@ cdef class PolicyQueue:
         if self.cursor == class_index and not (self._reference and self.visit == VISIT_NONE):
             self._close_visit()
 
-    cdef void charge(self, slot_t class_index, ns_t now_ns, int64_t cost) noexcept:
+    cdef void charge(self, slot_t class_index, ns_t now_ns, int64_t cost) noexcept nogil:
         """Note a dispatch for retry hints and statistics. Cost 0: it was put back, and had been charged before."""
         cdef class_t* row = &self.classes[class_index]
         cdef int64_t at = row.charged % WINDOW
@@ -269,48 +278,51 @@ cdef class PolicyQueue:
         row.charged += 1
         row.dispatched_cost += cost
 
-    cdef int64_t usage(self, slot_t class_index, limit_t kind) noexcept:
+    cdef int64_t usage(self, slot_t class_index, limit_t kind) noexcept nogil:
         """What waits in a class, in the unit of a limit; saturating."""
-        cdef ClassQueue queue = <ClassQueue>self._queues[class_index]
-        return saturated(_used(queue, kind))
+        return saturated(_used(<ClassQueue>self.rows[class_index], kind))
 
-    cdef limit_t limit_hit(self, slot_t class_index, int64_t workers, int64_t* current, int64_t* bound) noexcept:
+    cdef limit_t limit_hit(self, slot_t class_index, int64_t workers, int64_t* current, int64_t* bound) noexcept nogil:
         """The first limit that usage has reached, with usage and bound; LIMIT_NONE if there is room (DESIGN D6)."""
         cdef int kind
         cdef i128 limit
         cdef i128 used
-        cdef ClassQueue queue = <ClassQueue>self._queues[class_index]
         for kind in range(LIMIT_KINDS):
             if self.classes[class_index].limits[kind] != LIMIT_NONE:
                 limit = <i128>self.classes[class_index].limits[kind] * max(1, workers)
-                used = _used(queue, <limit_t>kind)
+                used = _used(<ClassQueue>self.rows[class_index], <limit_t>kind)
                 if used >= limit:
                     current[0] = saturated(used)
                     bound[0] = saturated(limit)
                     return <limit_t>kind
         return LIMIT_NONE
 
-    cdef int64_t retry_after_ns(self, slot_t class_index, int64_t current, int64_t bound) noexcept:
+    cdef int64_t retry_after_ns(self, slot_t class_index, int64_t current, int64_t bound) noexcept nogil:
         """Estimated time until a refused request would find room (DESIGN D18); -1: unknown."""
         cdef class_t* row = &self.classes[class_index]
-        cdef ClassQueue queue = <ClassQueue>self._queues[class_index]
         cdef int64_t first = row.charged - WINDOW if row.charged > WINDOW else 0
         cdef i128 span, served, excess, value
+        cdef i128 waiting = _cost_of(<ClassQueue>self.rows[class_index])
         if row.charged < 2 or current == 0:
             return -1
         span = row.times[(row.charged - 1) % WINDOW] - row.times[first % WINDOW]
         if span == 0:
             return -1
         served = row.window_cost - row.costs[first % WINDOW]
-        excess = (<i128>saturated(queue.cost + queue.held_cost) * (current - <i128>bound + 1) + current - 1) // current
+        excess = (<i128>saturated(waiting) * (current - <i128>bound + 1) + current - 1) // current
         if excess > (<i128>RETRY_MAX_NS * served) // span:
             return RETRY_MAX_NS
         value = (excess * span + served - 1) // served
         return <int64_t>max(RETRY_MIN_NS, min(RETRY_MAX_NS, value))
 
 
-cdef i128 _used(ClassQueue queue, limit_t kind) noexcept:
+cdef i128 _used(ClassQueue queue, limit_t kind) noexcept nogil:
     """What waits in a class, deferred requests included, in the unit of a limit."""
     if kind == LIMIT_REQUESTS:
         return queue.size + queue.held
     return queue.raw + queue.held_raw if kind == LIMIT_RAW_TOKENS else queue.cached + queue.held_cached
+
+
+cdef i128 _cost_of(ClassQueue queue) noexcept nogil:
+    """Cost of what waits in a class, deferred requests included."""
+    return queue.cost + queue.held_cost

@@ -16,8 +16,9 @@ cdef class Endings:
     cdef Policies _policies
 
     cdef int reject(self, slot_t slot, Reject action, list out) except -1
-    cdef int complete(self, slot_t slot) except -1
-    cdef int abort(self, slot_t slot) except -1
+    cdef int complete(self, slot_t slot) except -1 nogil
+    cdef int abort(self, slot_t slot) except -1 nogil
 
-    cdef int _give_up(self, slot_t slot) except -1
-    cdef int _close(self, slot_t slot) except -1
+    cdef int _tell_completed(self, slot_t slot) except -1
+    cdef int _give_up(self, slot_t slot) except -1 nogil
+    cdef int _close(self, slot_t slot) except -1 nogil

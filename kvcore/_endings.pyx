@@ -22,30 +22,36 @@ cdef class Endings:
         out.append(action)
         return self._give_up(slot)
 
-    cdef int complete(self, slot_t slot) except -1:
+    cdef int complete(self, slot_t slot) except -1 nogil:
         """Its run has ended well."""
-        cdef request_t* row = &self._requests.rows[slot]
         self._inspector.completed += 1
-        if row.policy != NO_SLOT:
-            request_id = self._requests.ids.id_of(slot)
-            if not row.heard:
-                self._policies.tell(row.policy, CALL_DISPATCHED, request_id, None)
-            self._policies.tell(row.policy, CALL_COMPLETED, request_id, None if row.context < 0 else row.context)
+        if self._requests.rows[slot].policy != NO_SLOT:
+            with gil:
+                self._tell_completed(slot)
         return self._close(slot)
 
-    cdef int abort(self, slot_t slot) except -1:
+    cdef int _tell_completed(self, slot_t slot) except -1:
+        cdef request_t* row = &self._requests.rows[slot]
+        request_id = self._requests.ids.id_of(slot)
+        if not row.heard:
+            self._policies.tell(row.policy, CALL_DISPATCHED, request_id, None)
+        return self._policies.tell(row.policy, CALL_COMPLETED, request_id, None if row.context < 0 else row.context)
+
+    cdef int abort(self, slot_t slot) except -1 nogil:
         """It ends in any other way."""
         self._inspector.aborted += 1
         return self._give_up(slot)
 
-    cdef int _give_up(self, slot_t slot) except -1:
+    cdef int _give_up(self, slot_t slot) except -1 nogil:
         """Close a row whose request has not ended well, and tell its policy."""
         if self._requests.rows[slot].policy != NO_SLOT:
-            self._policies.tell(
-                self._requests.rows[slot].policy, CALL_ABORTED, self._requests.ids.id_of(slot), None)
+            with gil:
+                self._policies.tell(
+                    self._requests.rows[slot].policy, CALL_ABORTED, self._requests.ids.id_of(slot), None)
         return self._close(slot)
 
-    cdef int _close(self, slot_t slot) except -1:
+    cdef int _close(self, slot_t slot) except -1 nogil:
         if self._requests.rows[slot].keeps_pin:
-            self._fleet.workers.unpin(self._requests.rows[slot].pin)
+            with gil:
+                self._fleet.workers.unpin(self._requests.rows[slot].pin)
         return self._requests.close(slot)

@@ -5,7 +5,6 @@ from kvcore._peers cimport Peer, PeerBoard
 from kvcore._requests cimport RequestTable
 from kvcore._types cimport int64_t, slot_t
 from kvcore._workers cimport WorkerTable
-from kvcore.actions cimport Dispatch
 from kvcore.events cimport Event, PeerBooked, PeerLost, PeerPrefillCompleted, PeerReleased, PeerSynced
 from kvcore.replica cimport PeerFact
 
@@ -17,11 +16,12 @@ cdef class Exchange:
     cdef Ledger ledger
     cdef PeerBoard board
     cdef str replica               # own name, or None: nothing is told
+    cdef readonly bint speaks      # there is one
     cdef int64_t generation
     cdef list out                  # actions of the present batch
     cdef list relieved             # ranks on which the last event has made room, each as often as it has
 
-    cdef int booked(self, slot_t slot, Dispatch action) except -1
+    cdef int booked(self, slot_t slot, int64_t prefill_tokens) except -1
     cdef int prefill_completed(self, slot_t slot) except -1
     cdef int released(self, slot_t slot, bint completed) except -1
     cdef object facts(self, int64_t next_attempt)

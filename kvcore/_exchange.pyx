@@ -38,28 +38,29 @@ cdef class Exchange:
         self.ledger = ledger
         self.board = PeerBoard()
         self.replica = config.replica
+        self.speaks = config.replica is not None
         self.generation = config.replica_generation
         self.out = []
         self.relieved = []
 
     # Own bookings.
 
-    cdef int booked(self, slot_t slot, Dispatch action) except -1:
-        """A request has been booked, and this Dispatch says so."""
-        if self.replica is not None:
-            self.out.append(make_publish(self._booked_fact(slot, action.prefill_tokens)))
+    cdef int booked(self, slot_t slot, int64_t prefill_tokens) except -1:
+        """A request has been booked, with so many prefill tokens; its Dispatch says so."""
+        if self.speaks:
+            self.out.append(make_publish(self._booked_fact(slot, prefill_tokens)))
         return 0
 
     cdef int prefill_completed(self, slot_t slot) except -1:
         """The prefill of an own booking is being completed."""
-        if self.replica is not None:
+        if self.speaks:
             self.out.append(make_publish(self._fact(PREFILL_COMPLETED, slot)))
         return 0
 
     cdef int released(self, slot_t slot, bint completed) except -1:
         """An own booking is being released."""
         cdef PeerFact fact
-        if self.replica is not None:
+        if self.speaks:
             fact = self._fact(RELEASED, slot)
             fact.completed = completed
             self.out.append(make_publish(fact))

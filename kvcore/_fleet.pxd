@@ -67,24 +67,25 @@ cdef class Fleet:
     cdef int upsert(self, WorkerConfig config, int64_t incarnation) except -1
     cdef int remove(self, uint64_t worker_id) except -1
     cdef int drop_ranks(self, list ranks) except -1
-    cdef int advance(self, ns_t now_ns) except -1
-    cdef ns_t next_due_ns(self, bint awaited) noexcept
-    cdef bint knows_blocks(self) noexcept
+    cdef int advance(self, ns_t now_ns) except -1 nogil
+    cdef int _end_marks(self, ns_t now_ns) except -1
+    cdef ns_t next_due_ns(self, bint awaited) noexcept nogil
+    cdef bint knows_blocks(self) noexcept nogil
     cdef int start_report(self, slot_t rank, ns_t end_ns) except -1
     cdef ns_t report_end_ns(self, slot_t rank) noexcept
-    cdef int touch(self, slot_t slot, const uint64_t* path, int32_t length) except -1
-    cdef void note(self, slot_t rank) noexcept
+    cdef int touch(self, slot_t slot, const uint64_t* path, int32_t length) except -1 nogil
+    cdef void note(self, slot_t rank) noexcept nogil
     cdef int hint(self, tuple ranks) except -1
-    cdef int complete_prefill(self, slot_t slot) except -1
-    cdef int release(self, slot_t slot, bint completed) except -1
+    cdef int complete_prefill(self, slot_t slot) except -1 nogil
+    cdef int release(self, slot_t slot, bint completed) except -1 nogil
     cdef int64_t heard(self, object event) except -1
-    cdef void forget_changes(self) noexcept
+    cdef void forget_changes(self) noexcept nogil
 
-    cdef PrefixIndex _tier(self, int tier)
+    cdef PrefixIndex tier(self, int tier)
     cdef int _tell(self, PrefixIndex index, tuple hashes, slot_t rank, bint stored) except -1
     cdef int _restate(self, slot_t worker) except -1
     cdef int _reserve_ranks(self, slot_t ranks) except -1
     cdef void _open_rank(self, slot_t rank) noexcept
     cdef int _lose(self, slot_t rank) except -1
     cdef int _find(self, slot_t rank) except -1
-    cdef void _end_report(self, slot_t rank) noexcept
+    cdef void _end_report(self, slot_t rank) noexcept nogil

@@ -111,7 +111,7 @@ cdef class Fleet:
         rank = self.workers.told_rank(worker_id, dp_rank, incarnation)
         if rank == NO_SLOT:
             return False
-        self._tell(self._tier(tier), hashes, rank, True)
+        self._tell(self.tier(tier), hashes, rank, True)
         return True
 
     cdef bint remove_blocks(
@@ -123,7 +123,7 @@ cdef class Fleet:
         rank = self.workers.told_rank(worker_id, dp_rank, incarnation)
         if rank == NO_SLOT:
             return False
-        self._tell(self._tier(tier), hashes, rank, False)
+        self._tell(self.tier(tier), hashes, rank, False)
         return True
 
     cdef int _tell(self, PrefixIndex index, tuple hashes, slot_t rank, bint stored) except -1:
@@ -154,10 +154,10 @@ cdef class Fleet:
             return False
         for i in range(TIERS):
             if tier == i or tier == -1:
-                self._tier(i).purge(rank)
+                self.tier(i).purge(rank)
         return True
 
-    cdef PrefixIndex _tier(self, int tier):
+    cdef PrefixIndex tier(self, int tier):
         return self.device if tier == 0 else self.host if tier == 1 else self.disk
 
     cdef bint set_mark(
@@ -215,7 +215,7 @@ cdef class Fleet:
             heap_push(&self._report_ends, &key, rank, self._report_pos)
         return 0
 
-    cdef void _end_report(self, slot_t rank) noexcept:
+    cdef void _end_report(self, slot_t rank) noexcept nogil:
         """The end of a rank's report need not be waited for any more."""
         if self._report_pos[rank] != NO_SLOT:
             heap_remove(&self._report_ends, rank, self._report_pos)
@@ -223,12 +223,12 @@ cdef class Fleet:
 
     # Time.
 
-    cdef int advance(self, ns_t now_ns) except -1:
+    cdef int advance(self, ns_t now_ns) except -1 nogil:
         """Apply what time has changed about ranks up to now_ns, which is the time of everything that follows."""
-        cdef slot_t rank, worker
-        while self.marks.first_end_ns() <= now_ns:
-            worker = self.marks.end_first()
-            self._restate(worker)
+        cdef slot_t rank
+        if self.marks.first_end_ns() <= now_ns:
+            with gil:
+                self._end_marks(now_ns)
         while self._report_ends.size and <ns_t>self._report_ends.nodes[0].key.first <= now_ns:
             rank = self._report_ends.nodes[0].item
             self._end_report(rank)
@@ -242,7 +242,12 @@ cdef class Fleet:
             self.note(self.ledger.crossed[self.ledger.crossed_count])
         return 0
 
-    cdef ns_t next_due_ns(self, bint awaited) noexcept:
+    cdef int _end_marks(self, ns_t now_ns) except -1:
+        while self.marks.first_end_ns() <= now_ns:
+            self._restate(self.marks.end_first())
+        return 0
+
+    cdef ns_t next_due_ns(self, bint awaited) noexcept nogil:
         """When `advance` next has something to do that may let a request run; awaited: something waits."""
         cdef ns_t due_ns = self.marks.first_end_ns()
         if self._report_ends.size:
@@ -254,7 +259,7 @@ cdef class Fleet:
         cdef int32_t at = self._report_pos[rank]
         return NEVER_NS if at == NO_SLOT else <ns_t>self._report_ends.nodes[at].key.first
 
-    cdef bint knows_blocks(self) noexcept:
+    cdef bint knows_blocks(self) noexcept nogil:
         """Whether cached prefixes can be known without being told on the request."""
         return self.indexed or self.predicted is not None
 
@@ -355,7 +360,7 @@ cdef class Fleet:
 
     # Load.
 
-    cdef int touch(self, slot_t slot, const uint64_t* path, int32_t length) except -1:
+    cdef int touch(self, slot_t slot, const uint64_t* path, int32_t length) except -1 nogil:
         """The rank that a request is booked on has its prompt in its cache now, as far as one can tell."""
         cdef slot_t rank = self.ledger.bookings[slot].rank
         cdef int64_t room = -1
@@ -365,18 +370,21 @@ cdef class Fleet:
             room = self.ledger.loads[rank].max_blocks
         return self.predicted.touch(path, length, rank, self.ledger.now_ns, room)
 
-    cdef int complete_prefill(self, slot_t slot) except -1:
+    cdef int complete_prefill(self, slot_t slot) except -1 nogil:
         """Release the prefill tokens of an own booking, once."""
-        if self.ledger.bookings[slot].prefilling:
-            self.exchange.prefill_completed(slot)
+        if self.exchange.speaks and self.ledger.bookings[slot].prefilling:
+            with gil:
+                self.exchange.prefill_completed(slot)
         if self.ledger.complete_prefill(slot):
             self.note(self.ledger.bookings[slot].rank)
         return 0
 
-    cdef int release(self, slot_t slot, bint completed) except -1:
+    cdef int release(self, slot_t slot, bint completed) except -1 nogil:
         """Give back all that an own booking holds."""
         cdef slot_t rank = self.ledger.bookings[slot].rank
-        self.exchange.released(slot, completed)
+        if self.exchange.speaks:
+            with gil:
+                self.exchange.released(slot, completed)
         if self.ledger.release(slot, completed) or self.strict:
             self.note(rank)
         return 0
@@ -401,11 +409,11 @@ cdef class Fleet:
                 self.note(rank)
         return 0
 
-    cdef void forget_changes(self) noexcept:
+    cdef void forget_changes(self) noexcept nogil:
         self.changes = 0
         self.recheck_all = False
 
-    cdef void note(self, slot_t rank) noexcept:
+    cdef void note(self, slot_t rank) noexcept nogil:
         """Heads that may use this rank are to be judged again."""
         if self.changes == CHANGES_MAX:
             self.recheck_all = True

@@ -6,7 +6,8 @@ Never here: refusals that need no row; the scheduler has them.
 """
 from kvcore._drr cimport LIMIT_NONE, limit_t
 from kvcore._lanes cimport ClassQueue
-from kvcore._placement cimport runs_now
+from kvcore._outbox cimport dispatch_of
+from kvcore._placement cimport choice_t, runs_now
 from kvcore._requests cimport request_t
 from kvcore._types cimport NO_SLOT
 from kvcore.actions cimport Dispatch, make_park, make_refresh
@@ -41,7 +42,9 @@ cdef class Forecast:
         cdef int64_t current = 0
         cdef int64_t bound = 0
         cdef limit_t kind = LIMIT_NONE
-        cdef slot_t rank = NO_SLOT
+        cdef slot_t rank
+        cdef choice_t choice
+        cdef Dispatch action
         self._backlog.classify(slot, request)
         row = &self._requests.rows[slot]
         decision = self._admission.rehearse(slot)
@@ -61,11 +64,14 @@ cdef class Forecast:
         if not deferred and self._runs(slot, request):
             if self._dispatcher.asks_about(slot):
                 return make_refresh(request.request_id, self._dispatcher.next_ticket, request.block_hashes)
-            answer = self._placement.decide(slot, request, &generator, &rank)
+            rank = self._placement.decide(slot, &generator, &choice)
             if rank == NO_SLOT:
-                return self._backlog.refused(slot, request.request_id, answer)
-            (<Dispatch>answer).attempt = self._dispatcher.next_attempt
-            return answer
+                return self._backlog.refused(slot, request.request_id, self._placement.nowhere(slot))
+            row.attempt = self._dispatcher.next_attempt
+            action = dispatch_of(
+                self._requests, self._placement.fleet.workers, slot, rank, &choice, 0)
+            action.request_id = request.request_id
+            return action
         if row.may_wait:
             return make_park(
                 request.request_id, row.class_index, ParkReason.DEFERRED if deferred else ParkReason.QUEUED)

@@ -35,8 +35,8 @@ cdef inline bint key_less(const key_t* a, const key_t* b) noexcept nogil:
 
 cdef void heap_init(heap_t* heap) noexcept nogil
 cdef void heap_free(heap_t* heap) noexcept nogil
-cdef int heap_reserve(heap_t* heap, int32_t size) except -1
-cdef int heap_push(heap_t* heap, const key_t* key, slot_t item, int32_t* pos) except -1
+cdef int heap_reserve(heap_t* heap, int32_t size) except -1 nogil
+cdef int heap_push(heap_t* heap, const key_t* key, slot_t item, int32_t* pos) except -1 nogil
 cdef void heap_update(heap_t* heap, const key_t* key, slot_t item, int32_t* pos) noexcept nogil
 cdef bint heap_holds(const heap_t* heap, const int32_t* pos) noexcept nogil
 cdef void heap_remove(heap_t* heap, slot_t item, int32_t* pos) noexcept nogil

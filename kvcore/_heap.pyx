@@ -30,7 +30,7 @@ cdef void heap_free(heap_t* heap) noexcept nogil:
     heap_init(heap)
 
 
-cdef int heap_reserve(heap_t* heap, int32_t size) except -1:
+cdef int heap_reserve(heap_t* heap, int32_t size) except -1 nogil:
     """Make room for `size` items, so that pushing up to there cannot fail. Raises MemoryError before any change."""
     cdef int32_t capacity = heap.capacity * 2 if heap.capacity else 4
     if size <= heap.capacity:
@@ -41,7 +41,7 @@ cdef int heap_reserve(heap_t* heap, int32_t size) except -1:
     return 0
 
 
-cdef int heap_push(heap_t* heap, const key_t* key, slot_t item, int32_t* pos) except -1:
+cdef int heap_push(heap_t* heap, const key_t* key, slot_t item, int32_t* pos) except -1 nogil:
     """Add an item that is not in the heap. Raises MemoryError before any change."""
     heap_reserve(heap, heap.size + 1)
     heap.nodes[heap.size].key = key[0]

@@ -6,7 +6,7 @@ from kvcore._types cimport i128, int32_t, int64_t, slot_t, tokens_t, uint64_t
 
 
 # May this request run now? `judge` is the owner of the queue; the test must not change the queue.
-ctypedef bint (*head_test_t)(void* judge, slot_t class_index, slot_t item) noexcept
+ctypedef bint (*head_test_t)(void* judge, slot_t class_index, slot_t item) noexcept nogil
 
 
 cdef enum:
@@ -40,7 +40,7 @@ cdef class WaitingTable:
     cdef int32_t* age_pos  # index in its lane's ages
     cdef slot_t _capacity
 
-    cdef int reserve(self, slot_t slots) except -1
+    cdef int reserve(self, slot_t slots) except -1 nogil
 
 
 @cython.final
@@ -72,30 +72,30 @@ cdef class ClassQueue:
     cdef i128 held_cost
     cdef readonly int64_t tests    # verdicts asked for since the queue was made
 
-    cdef int push(self, slot_t item, slot_t rank) except -1
-    cdef void hold(self, slot_t item) noexcept
-    cdef void unhold(self, slot_t item) noexcept
+    cdef int push(self, slot_t item, slot_t rank) except -1 nogil
+    cdef void hold(self, slot_t item) noexcept nogil
+    cdef void unhold(self, slot_t item) noexcept nogil
     cdef list items_of(self, slot_t rank)
-    cdef void take(self, slot_t item) noexcept
-    cdef void remove(self, slot_t item) noexcept
-    cdef slot_t candidate(self, head_test_t test, void* judge) noexcept
-    cdef int32_t ahead_of(self, slot_t item, int32_t most) noexcept
-    cdef slot_t head_of(self, slot_t item) noexcept
-    cdef slot_t elder_of(self, slot_t item) noexcept
-    cdef slot_t blocked_shared(self) noexcept
-    cdef void recheck_shared(self) noexcept
-    cdef void recheck_lane(self, slot_t rank) noexcept
-    cdef void recheck_all(self) noexcept
-    cdef bint bounds_overtaking(self) noexcept
+    cdef void take(self, slot_t item) noexcept nogil
+    cdef void remove(self, slot_t item) noexcept nogil
+    cdef slot_t candidate(self, head_test_t test, void* judge) noexcept nogil
+    cdef int32_t ahead_of(self, slot_t item, int32_t most) noexcept nogil
+    cdef slot_t head_of(self, slot_t item) noexcept nogil
+    cdef slot_t elder_of(self, slot_t item) noexcept nogil
+    cdef slot_t blocked_shared(self) noexcept nogil
+    cdef void recheck_shared(self) noexcept nogil
+    cdef void recheck_lane(self, slot_t rank) noexcept nogil
+    cdef void recheck_all(self) noexcept nogil
+    cdef bint bounds_overtaking(self) noexcept nogil
     cdef slot_t next_by_age(self, int32_t* place) noexcept
     cdef i128 overtaken(self, slot_t item) noexcept
     cdef int pass_all(self, i128 cost) except -1
     cdef int64_t heap_moves(self) noexcept
     cdef str fault(self, head_test_t test, void* judge)
 
-    cdef slot_t _lane_for(self, slot_t rank) except -1
-    cdef slot_t _new_lane(self, slot_t rank) except -1
-    cdef void _close(self, slot_t lane) noexcept
-    cdef bint _passes(self, slot_t lane, head_test_t test, void* judge) noexcept
-    cdef void _index(self, slot_t lane) noexcept
-    cdef void _unindex(self, slot_t lane) noexcept
+    cdef slot_t _lane_for(self, slot_t rank) except -1 nogil
+    cdef slot_t _new_lane(self, slot_t rank) except -1 nogil
+    cdef void _close(self, slot_t lane) noexcept nogil
+    cdef bint _passes(self, slot_t lane, head_test_t test, void* judge) noexcept nogil
+    cdef void _index(self, slot_t lane) noexcept nogil
+    cdef void _unindex(self, slot_t lane) noexcept nogil

@@ -27,7 +27,7 @@ cdef class WaitingTable:
         free(self.pos)
         free(self.age_pos)
 
-    cdef int reserve(self, slot_t slots) except -1:
+    cdef int reserve(self, slot_t slots) except -1 nogil:
         """Make room for rows 0 .. slots - 1."""
         cdef slot_t capacity = max(slots, 2 * self._capacity, 16)
         if slots <= self._capacity:
@@ -63,7 +63,7 @@ cdef class ClassQueue:
         free(self._elder_pos)
         free(self._lane_of)
 
-    cdef int push(self, slot_t item, slot_t rank) except -1:
+    cdef int push(self, slot_t item, slot_t rank) except -1 nogil:
         """Store a request whose row is filled, in the lane of `rank` or, for NO_SLOT, in the shared lane.
 
         A new head forgets the verdict on the old one. Raises MemoryError before any change that can be seen.
@@ -90,7 +90,7 @@ cdef class ClassQueue:
             self._index(lane)
         return 0
 
-    cdef void hold(self, slot_t item) noexcept:
+    cdef void hold(self, slot_t item) noexcept nogil:
         """Count a request whose row is filled, and that must not run yet."""
         cdef waiting_t* row = &self.table.rows[item]
         row.class_index = self.class_index
@@ -99,7 +99,7 @@ cdef class ClassQueue:
         self.held_cached += row.cached
         self.held_cost += row.cost
 
-    cdef void unhold(self, slot_t item) noexcept:
+    cdef void unhold(self, slot_t item) noexcept nogil:
         """Count it no longer."""
         cdef waiting_t* row = &self.table.rows[item]
         self.held -= 1
@@ -116,13 +116,13 @@ cdef class ClassQueue:
         row = &self._lanes[self._lane_of[rank]]
         return [row.heap.nodes[i].item for i in range(row.heap.size)]
 
-    cdef void take(self, slot_t item) noexcept:
+    cdef void take(self, slot_t item) noexcept nogil:
         """Take out the candidate, to be served: whoever is older has been overtaken."""
         if self._overtaking is not None:
             self._overtaking.popped(item, self.table.rows[item].cost)
         self.remove(item)
 
-    cdef void remove(self, slot_t item) noexcept:
+    cdef void remove(self, slot_t item) noexcept nogil:
         """Take a stored request out."""
         cdef waiting_t* row = &self.table.rows[item]
         cdef lane_t* lane = &self._lanes[row.lane]
@@ -141,7 +141,7 @@ cdef class ClassQueue:
         elif matters:
             self._index(row.lane)
 
-    cdef slot_t candidate(self, head_test_t test, void* judge) noexcept:
+    cdef slot_t candidate(self, head_test_t test, void* judge) noexcept nogil:
         """The request to serve next, or NO_SLOT: a function of what waits and of the verdicts, not of earlier looks.
 
         It is the best head that passes. Under an overtaking bound the oldest request of the lanes whose heads pass
@@ -181,7 +181,7 @@ cdef class ClassQueue:
             aside = self._lanes[aside].next_aside
         return found
 
-    cdef bint _passes(self, slot_t lane, head_test_t test, void* judge) noexcept:
+    cdef bint _passes(self, slot_t lane, head_test_t test, void* judge) noexcept nogil:
         """Test the head of an indexed lane; one that fails blocks its lane until something that matters changes."""
         self.tests += 1
         if test(judge, self.class_index, self._lanes[lane].heap.nodes[0].item):
@@ -191,28 +191,28 @@ cdef class ClassQueue:
         self.blocked += 1
         return False
 
-    cdef int32_t ahead_of(self, slot_t item, int32_t most) noexcept:
+    cdef int32_t ahead_of(self, slot_t item, int32_t most) noexcept nogil:
         """Requests of its lane with a better key than a stored one; counting stops above `most`, at most + 1."""
         return heap_before(&self._lanes[self.table.rows[item].lane].heap, &self.table.rows[item].key, most)
 
-    cdef slot_t head_of(self, slot_t item) noexcept:
+    cdef slot_t head_of(self, slot_t item) noexcept nogil:
         """The head of the lane in which a request is stored."""
         return self._lanes[self.table.rows[item].lane].heap.nodes[0].item
 
-    cdef slot_t elder_of(self, slot_t item) noexcept:
+    cdef slot_t elder_of(self, slot_t item) noexcept nogil:
         """The oldest request of that lane under an overtaking bound, else NO_SLOT."""
         return NO_SLOT if self._overtaking is None else self._lanes[self.table.rows[item].lane].ages.nodes[0].item
 
-    cdef slot_t blocked_shared(self) noexcept:
+    cdef slot_t blocked_shared(self) noexcept nogil:
         """The head that blocks the shared lane, or NO_SLOT."""
         return self._lanes[SHARED].heap.nodes[0].item if self._lanes[SHARED].blocked else NO_SLOT
 
-    cdef void recheck_shared(self) noexcept:
+    cdef void recheck_shared(self) noexcept nogil:
         """Something that matters to the request that blocks the shared lane has changed."""
         if self._lanes[SHARED].blocked:
             self._index(SHARED)
 
-    cdef void recheck_lane(self, slot_t rank) noexcept:
+    cdef void recheck_lane(self, slot_t rank) noexcept nogil:
         """Something that matters to the lane of this rank has changed."""
         cdef slot_t lane
         if self.blocked and rank < self._lane_of_size:
@@ -220,14 +220,14 @@ cdef class ClassQueue:
             if lane != NO_SLOT and self._lanes[lane].blocked:
                 self._index(lane)
 
-    cdef void recheck_all(self) noexcept:
+    cdef void recheck_all(self) noexcept nogil:
         """Forget every verdict. O(lanes) if any is blocked."""
         cdef slot_t lane
         for lane in range(self._lanes_size if self.blocked else 0):
             if self._lanes[lane].blocked:
                 self._index(lane)
 
-    cdef bint bounds_overtaking(self) noexcept:
+    cdef bint bounds_overtaking(self) noexcept nogil:
         """Whether there is an overtaking bound; only then is there anything to the next three."""
         return self._overtaking is not None
 
@@ -283,7 +283,7 @@ cdef class ClassQueue:
             return "counters"
         return None
 
-    cdef slot_t _lane_for(self, slot_t rank) except -1:
+    cdef slot_t _lane_for(self, slot_t rank) except -1 nogil:
         """The lane of a rank, opened if need be."""
         cdef slot_t capacity, at
         if rank >= self._lane_of_size:
@@ -297,7 +297,7 @@ cdef class ClassQueue:
             self.lanes += 1
         return self._lane_of[rank]
 
-    cdef slot_t _new_lane(self, slot_t rank) except -1:
+    cdef slot_t _new_lane(self, slot_t rank) except -1 nogil:
         """An empty lane, with room for it in the index, so that _index cannot fail."""
         cdef slot_t lane, capacity
         cdef lane_t* row
@@ -323,7 +323,7 @@ cdef class ClassQueue:
         row.indexed = False
         return lane
 
-    cdef void _close(self, slot_t lane) noexcept:
+    cdef void _close(self, slot_t lane) noexcept nogil:
         """A lane has become empty: an exact one vanishes."""
         cdef lane_t* row = &self._lanes[lane]
         self._unindex(lane)
@@ -336,7 +336,7 @@ cdef class ClassQueue:
             row.next_free = self._lanes_free
             self._lanes_free = lane
 
-    cdef void _index(self, slot_t lane) noexcept:
+    cdef void _index(self, slot_t lane) noexcept nogil:
         """Put a lane that has requests under its present head into the index, whatever it was before."""
         cdef lane_t* row = &self._lanes[lane]
         if row.indexed:
@@ -351,7 +351,7 @@ cdef class ClassQueue:
         if self._overtaking is not None:
             heap_push(&self._elders, &row.ages.nodes[0].key, lane, self._elder_pos)
 
-    cdef void _unindex(self, slot_t lane) noexcept:
+    cdef void _unindex(self, slot_t lane) noexcept nogil:
         if self._lanes[lane].indexed:
             self._lanes[lane].indexed = False
             heap_remove(&self._heads, lane, self._head_pos)

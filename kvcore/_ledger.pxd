@@ -35,7 +35,7 @@ cdef class Ledger:
     cdef int32_t* _crossing_pos    # by rank; NO_SLOT: not foreseen
 
     cdef int reserve_ranks(self, slot_t ranks) except -1
-    cdef int reserve_slots(self, slot_t slots) except -1
+    cdef int reserve_slots(self, slot_t slots) except -1 nogil
     cdef void name_rank(self, slot_t rank, uint64_t tag) noexcept
     cdef int configure_rank(
         self, slot_t rank, int64_t max_batched_tokens, int64_t max_blocks, int64_t max_requests,
@@ -51,17 +51,17 @@ cdef class Ledger:
 
     cdef int book(
         self, slot_t slot, slot_t rank, tokens_t prefill, const uint64_t* path, int32_t length,
-        int64_t private_blocks, int64_t reserve_blocks) except -1
-    cdef bint complete_prefill(self, slot_t slot) noexcept
-    cdef void add_output(self, slot_t slot, int32_t weight) noexcept
-    cdef bint release(self, slot_t slot, bint completed) noexcept
+        int64_t private_blocks, int64_t reserve_blocks) except -1 nogil
+    cdef bint complete_prefill(self, slot_t slot) noexcept nogil
+    cdef void add_output(self, slot_t slot, int32_t weight) noexcept nogil
+    cdef bint release(self, slot_t slot, bint completed) noexcept nogil
     cdef int32_t path_weight(self, slot_t slot, int32_t at) noexcept nogil
 
     cdef bint report(
         self, slot_t rank, int64_t sequence, int64_t prefill, int64_t blocks, int64_t requests, bint counts) noexcept
-    cdef void forget_report(self, slot_t rank) noexcept
+    cdef void forget_report(self, slot_t rank) noexcept nogil
     cdef ns_t next_crossing_ns(self) noexcept nogil
-    cdef void advance(self, ns_t now_ns) noexcept
+    cdef void advance(self, ns_t now_ns) noexcept nogil
     cdef void clear_dirty(self) noexcept nogil
 
     cdef int _set_thresholds(self, list thresholds) except -1
@@ -69,8 +69,9 @@ cdef class Ledger:
     cdef void _count(self, slot_t rank, int32_t by, ns_t now_ns) noexcept nogil
     cdef void _stand(self, slot_t rank, int32_t by) noexcept nogil
     cdef void _changed(self, slot_t rank) noexcept nogil
-    cdef void _settle(self, slot_t rank) noexcept
+    cdef void _settle(self, slot_t rank) noexcept nogil
     cdef ns_t _crossing_ns(self, slot_t rank) noexcept nogil
-    cdef void _finish_prefill(self, slot_t slot, bint completed) noexcept
-    cdef void _unbind(self, slot_t slot, int32_t at) noexcept
-    cdef void _set_foreign(self, slot_t rank, int64_t prefill, int64_t blocks, int64_t requests) noexcept
+    cdef void _finish_prefill(self, slot_t slot, bint completed) noexcept nogil
+    cdef int32_t _count_blocks(self, const uint64_t* path, int32_t length, slot_t rank) except -1 nogil
+    cdef void _unbind(self, slot_t slot, int32_t at) noexcept nogil
+    cdef void _set_foreign(self, slot_t rank, int64_t prefill, int64_t blocks, int64_t requests) noexcept nogil

@@ -27,7 +27,8 @@ from libc.math cimport INFINITY
 from libc.stdlib cimport free
 from kvcore._active cimport pair_t
 from kvcore._heap cimport heap_free, heap_init, heap_push, heap_remove, heap_reserve, key_t
-from kvcore._load cimport beyond, calm_below, enter_fifo, forget_rank, leave_fifo, set_front, time_of_tokens
+from kvcore._load cimport (
+    beyond, calm_below, enter_fifo, forget_rank, leave_fifo, load_tokens, set_front, time_of_tokens)
 from kvcore._types cimport FRACTION_ONE, NEVER_NS, NO_SLOT, i128, resize
 
 
@@ -114,7 +115,7 @@ cdef class Ledger:
         self._ranks = capacity
         return 0
 
-    cdef int reserve_slots(self, slot_t slots) except -1:
+    cdef int reserve_slots(self, slot_t slots) except -1 nogil:
         """Make room for bookings of request slots 0 .. slots - 1."""
         cdef slot_t capacity = max(slots, 2 * self._slots, 16)
         cdef slot_t slot
@@ -181,7 +182,7 @@ cdef class Ledger:
     cdef bint busy(self, slot_t rank, slot_t pair) noexcept nogil:
         """Whether a rank is above its bound for a threshold pair: strictly (DESIGN D7). INT64_TOP: never."""
         cdef int64_t calm = self._calm[rank * self.pairs + pair]
-        return calm != INT64_TOP and tokens_at(&self.loads[rank], self.now_ns) > calm
+        return calm != INT64_TOP and load_tokens(&self.loads[rank], self.now_ns) > calm
 
     cdef int64_t calm(self, slot_t rank, slot_t pair) noexcept nogil:
         """The largest prefill load of a rank that is not busy for a threshold pair; INT64_TOP: it never is."""
@@ -197,29 +198,14 @@ cdef class Ledger:
 
     cdef int book(
             self, slot_t slot, slot_t rank, tokens_t prefill, const uint64_t* path, int32_t length,
-            int64_t private_blocks, int64_t reserve_blocks) except -1:
+            int64_t private_blocks, int64_t reserve_blocks) except -1 nogil:
         """Book a request on a rank: all of it or, on MemoryError, nothing. The path must stay until the release."""
         cdef booking_t* booking
         cdef load_t* load
-        cdef pair_t* pair
-        cdef int32_t i = 0
-        cdef int32_t row
         cdef int32_t fresh = 0
         self.reserve_slots(slot + 1)
-        try:
-            while i < length:
-                row = self.active.acquire(path[i], rank)
-                pair = &self.active.rows[row]
-                if pair.count == 1:
-                    fresh += 1
-                elif pair.owner != NO_SLOT:
-                    self._unbind(pair.owner, pair.at)   # moves no total, so a MemoryError later need not undo it
-                i += 1
-        except MemoryError:
-            while i:
-                i -= 1
-                self.active.release(self.active.find(path[i], rank))
-            raise
+        if length:
+            fresh = self._count_blocks(path, length, rank)
         booking = &self.bookings[slot]
         load = &self.loads[rank]
         booking.rank = rank
@@ -251,7 +237,29 @@ cdef class Ledger:
         self._settle(rank)
         return 0
 
-    cdef bint complete_prefill(self, slot_t slot) noexcept:
+    cdef int32_t _count_blocks(self, const uint64_t* path, int32_t length, slot_t rank) except -1 nogil:
+        """One more reference to each block of a path: all or, on MemoryError, none. Returns how many are new there."""
+        cdef pair_t* pair
+        cdef int32_t fresh = 0
+        cdef int32_t i = 0
+        cdef int32_t row
+        while i < length:
+            row = self.active.acquire(path[i], rank)
+            if row == NO_SLOT:
+                while i:
+                    i -= 1
+                    self.active.release(self.active.find(path[i], rank))
+                with gil:
+                    raise MemoryError("active blocks")
+            pair = &self.active.rows[row]
+            if pair.count == 1:
+                fresh += 1
+            elif pair.owner != NO_SLOT:
+                self._unbind(pair.owner, pair.at)   # moves no total, so a MemoryError later need not undo it
+            i += 1
+        return fresh
+
+    cdef bint complete_prefill(self, slot_t slot) noexcept nogil:
         """Release a booking's prefill tokens, once. True iff there were any."""
         cdef booking_t* booking = &self.bookings[slot]
         if not booking.prefilling:
@@ -263,7 +271,7 @@ cdef class Ledger:
         self._settle(booking.rank)
         return True
 
-    cdef void add_output(self, slot_t slot, int32_t weight) noexcept:
+    cdef void add_output(self, slot_t slot, int32_t weight) noexcept nogil:
         """One more output block; a weight >= 0 is then given to all outputs and to the prompt's unshared suffix."""
         cdef booking_t* booking = &self.bookings[slot]
         cdef load_t* load = &self.loads[booking.rank]
@@ -294,7 +302,7 @@ cdef class Ledger:
             pair.at = at
         booking.bound_from = at
 
-    cdef bint release(self, slot_t slot, bint completed) noexcept:
+    cdef bint release(self, slot_t slot, bint completed) noexcept nogil:
         """Undo a booking and all that it has added since. True iff prefill tokens were left.
 
         completed: it has run to its end, so what was left of its prefill has been computed, not dropped.
@@ -357,7 +365,7 @@ cdef class Ledger:
             self._set_foreign(rank, 0, 0, 0)
         return True
 
-    cdef void forget_report(self, slot_t rank) noexcept:
+    cdef void forget_report(self, slot_t rank) noexcept nogil:
         """The last report counts no longer; what it said stays."""
         self._set_foreign(rank, 0, 0, 0)
 
@@ -365,7 +373,7 @@ cdef class Ledger:
         """When decay alone next makes a rank not busy that was, for some pair: after now_ns, or NEVER_NS."""
         return <ns_t>self._crossings.nodes[0].key.first if self._crossings.size else NEVER_NS
 
-    cdef void advance(self, ns_t now_ns) noexcept:
+    cdef void advance(self, ns_t now_ns) noexcept nogil:
         """Loads are read at now_ns from here on; never back. `crossed` tells whom that has made less busy."""
         cdef ns_t before_ns = self.now_ns
         cdef slot_t rank
@@ -395,7 +403,7 @@ cdef class Ledger:
         cdef slot_t pair
         if self.pairs == 0 or load.taints == NO_SLOT or load.state != RANK_OPEN:
             return
-        tokens = tokens_at(load, now_ns)
+        tokens = load_tokens(load, now_ns)
         for pair in range(self.pairs):
             if tokens <= calm[pair]:
                 self.free[pair] += by
@@ -415,7 +423,7 @@ cdef class Ledger:
             self.dirty_ranks[self.dirties] = rank
             self.dirties += 1
 
-    cdef void _settle(self, slot_t rank) noexcept:
+    cdef void _settle(self, slot_t rank) noexcept nogil:
         """A rank's load or bounds have changed: say so, and foresee anew when decay makes it less busy."""
         cdef key_t key
         cdef ns_t crossing_ns
@@ -448,7 +456,7 @@ cdef class Ledger:
                 bound = calm[pair]
         return NEVER_NS if bound < 0 else time_of_tokens(load, bound)
 
-    cdef void _finish_prefill(self, slot_t slot, bint completed) noexcept:
+    cdef void _finish_prefill(self, slot_t slot, bint completed) noexcept nogil:
         """Take a booking's prefill tokens, of which there are some, out of its rank's load."""
         cdef slot_t rank = self.bookings[slot].rank
         self._count(rank, -1, self.now_ns)
@@ -457,7 +465,7 @@ cdef class Ledger:
             leave_fifo(&self.loads[rank], self.bookings, slot, completed, self.now_ns)
         self._count(rank, 1, self.now_ns)
 
-    cdef void _set_foreign(self, slot_t rank, int64_t prefill, int64_t blocks, int64_t requests) noexcept:
+    cdef void _set_foreign(self, slot_t rank, int64_t prefill, int64_t blocks, int64_t requests) noexcept nogil:
         cdef load_t* load = &self.loads[rank]
         self._count(rank, -1, self.now_ns)
         load.foreign_prefill = prefill
@@ -466,7 +474,7 @@ cdef class Ledger:
         self._count(rank, 1, self.now_ns)
         self._settle(rank)
 
-    cdef void _unbind(self, slot_t slot, int32_t at) noexcept:
+    cdef void _unbind(self, slot_t slot, int32_t at) noexcept nogil:
         """Blocks up to path[at] are shared from now on, or may be later: each keeps its weight for itself."""
         cdef booking_t* booking = &self.bookings[slot]
         cdef pair_t* pair

@@ -8,7 +8,7 @@ Never here: arrivals, the choice of who runs and where.
 """
 from kvcore._requests cimport (
     STATE_DEFERRED, STATE_EVICTED, STATE_REFRESHING, STATE_RUNNING, STATE_WAITING, TIMER_DEADLINE, TIMER_GRACE,
-    TIMER_LOOK, TIMER_REFRESH, TIMERS, request_t, timer_t)
+    TIMER_LOOK, TIMER_REFRESH, request_t)
 from kvcore._types cimport NEVER_NS, NO_SLOT, tokens_t
 from kvcore.actions cimport make_evict, make_ignored
 
@@ -38,17 +38,17 @@ cdef class Lifecycle:
 
     # Time.
 
-    cdef ns_t _first_expiry_ns(self) noexcept:
+    cdef ns_t _first_expiry_ns(self) noexcept nogil:
         cdef ns_t progress_ns = self.requests.first_progress_ns()
         return NEVER_NS if progress_ns == NEVER_NS or self.ttl_ns == NEVER_NS else progress_ns + self.ttl_ns
 
-    cdef ns_t first_due_ns(self):
+    cdef ns_t first_due_ns(self) except -1 nogil:
         """When time next does something to a request."""
-        cdef ns_t due_ns = min(min(self._first_expiry_ns(), self.policies.first_due_ns()), self.drain_ns)
-        cdef int timer
-        for timer in range(TIMERS):
-            due_ns = min(due_ns, self.requests.first_timer_ns(<timer_t>timer))
-        return due_ns
+        cdef ns_t due_ns = min(self._first_expiry_ns(), self.drain_ns)
+        if self.policies.any:
+            with gil:
+                due_ns = min(due_ns, self.policies.first_due_ns())
+        return min(due_ns, self.requests.first_of_all_ns())
 
     cdef int apply_due(self, ns_t due_ns, ns_t now_ns, list out) except -1:
         """Do what is due first, at due_ns; now_ns: of the event that lets time pass."""
@@ -74,7 +74,7 @@ cdef class Lifecycle:
         self.drain_ns = NEVER_NS
         return self._evict_all(out)
 
-    cdef int _leave(self, slot_t slot) except -1:
+    cdef int _leave(self, slot_t slot) except -1 nogil:
         """A request that does not run leaves its class, if it is in one."""
         if self.requests.rows[slot].state != STATE_REFRESHING:
             self.backlog.withdraw(slot)
@@ -97,9 +97,9 @@ cdef class Lifecycle:
 
     # Facts about requests that run.
 
-    cdef slot_t running(self, str request_id, int64_t attempt):
-        """Row of the booking that a fact names, or NO_SLOT if it is not one that runs."""
-        cdef slot_t slot = self.requests.find_attempt(request_id, attempt)
+    cdef slot_t running(self, slot_t slot, int64_t attempt) noexcept nogil:
+        """Row of the booking that a fact names, or NO_SLOT if it is not one that runs; slot: of its id."""
+        slot = self.requests.with_attempt(slot, attempt)
         return slot if slot != NO_SLOT and self.requests.rows[slot].state == STATE_RUNNING else NO_SLOT
 
     cdef int ignore(self, str request_id, int64_t attempt, list out) except -1:
@@ -108,35 +108,51 @@ cdef class Lifecycle:
         out.append(make_ignored(request_id, attempt, STALE))
         return 0
 
-    cdef bint accept(self, slot_t slot) except -1:
+    cdef bint accept(self, slot_t slot) except -1 nogil:
         """The backend has taken it. False: that was known."""
         if self.requests.rows[slot].accepted:
             return False
         self.progress(slot)
         return True
 
-    cdef int progress(self, slot_t slot) except -1:
+    cdef int progress(self, slot_t slot) except -1 nogil:
         """A running request has made progress: its booking lives on, and it has been taken, whoever has not said so."""
         self.requests.rows[slot].accepted = True
         self.requests.touch(slot, self.fleet.ledger.now_ns)
-        return self.admission.hear(slot) if self.requests.rows[slot].policy != NO_SLOT else 0
+        if self.requests.rows[slot].policy != NO_SLOT:
+            with gil:
+                self.admission.hear(slot)
+        return 0
 
-    cdef int finish(self, slot_t slot, bint completed, object context_tokens) except -1:
-        """The run of a running or evicted request has ended."""
+    cdef bint complete_prefill(self, slot_t slot) except -1 nogil:
+        """The prompt of a running request has been computed. False: that was known."""
+        if not self.fleet.ledger.bookings[slot].prefilling:
+            return False
+        self.progress(slot)
+        self.fleet.complete_prefill(slot)
+        return True
+
+    cdef int add_output(self, slot_t slot, int32_t weight) except -1 nogil:
+        """A running request has filled another block; weight: see Ledger.add_output."""
+        self.progress(slot)
+        self.fleet.ledger.add_output(slot, weight)
+        return 0
+
+    cdef int finish(self, slot_t slot, bint completed, tokens_t context_tokens) except -1 nogil:
+        """The run of a running or evicted request has ended. context_tokens: -1 where nobody has said."""
         cdef request_t* row = &self.requests.rows[slot]
         if row.state == STATE_RUNNING:
             self.fleet.touch(slot, row.path, row.path_length)
             self.fleet.release(slot, completed)
         if not completed:
             return self.endings.abort(slot)
-        if context_tokens is not None:
-            row.context = max(row.context, <tokens_t>context_tokens)
+        row.context = max(row.context, context_tokens)
         return self.endings.complete(slot)
 
-    cdef int cancel(self, slot_t slot) except -1:
+    cdef int cancel(self, slot_t slot) except -1 nogil:
         """Nobody wants it any more, wherever it is."""
         if self.requests.rows[slot].state >= STATE_RUNNING:
-            return self.finish(slot, False, None)
+            return self.finish(slot, False, -1)
         self._leave(slot)
         return self.endings.abort(slot)
 

@@ -100,6 +100,15 @@ cdef inline int64_t tokens_at(const load_t* load, ns_t now_ns) noexcept nogil:
     return saturated(own_tokens_at(load, now_ns) + load.foreign_prefill)
 
 
+cdef inline tokens_t load_tokens(const load_t* load, ns_t now_ns) noexcept nogil:
+    """tokens_at without 128 bits in the usual case: no decay, and sums that fit."""
+    cdef uint64_t low = <uint64_t>load.prefill
+    cdef uint64_t foreign = <uint64_t>load.foreign_prefill
+    if load.front_ns == 0 and <uint64_t>(load.prefill >> 64) == 0 and (low | foreign) < (<uint64_t>1 << 62):
+        return <tokens_t>(low + foreign)
+    return tokens_at(load, now_ns)
+
+
 cdef inline int64_t active_blocks(const load_t* load) noexcept nogil:
     """Own active blocks of a rank, rounded half up (DESIGN D9)."""
     return (load.weight + FRACTION_ONE // 2) >> 20

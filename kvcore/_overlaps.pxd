@@ -31,11 +31,14 @@ cdef class Overlaps:
     cdef slot_t _multiplier_room
 
     cdef int begin(self, slot_t slot, Request request, bint running, query_t* query) except -1
-    cdef void end(self) noexcept
+    cdef int begin_plain(self, slot_t slot, bint running, query_t* query) except -1 nogil
+    cdef void end(self) noexcept nogil
 
-    cdef int _reserve(self) except -1
-    cdef void _list(self, slot_t rank) noexcept
-    cdef int _ask_index(self, request_t* row, query_t* query) except -1
+    cdef int _reserve(self) except -1 nogil
+    cdef void _list(self, slot_t rank) noexcept nogil
+    cdef int _blank(self, const request_t* row, query_t* query) except -1 nogil
+    cdef void _match_running(self, const request_t* row) noexcept nogil
+    cdef int _ask_index(self, const request_t* row, query_t* query) except -1 nogil
     cdef int _take_told(self, Overlap overlap, query_t* query) except -1
     cdef slot_t _rank_of(self, object name) except -2
     cdef bint _take(self, tuple pairs, int32_t* into) except -1

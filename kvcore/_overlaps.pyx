@@ -42,7 +42,32 @@ cdef class Overlaps:
         Valid until `end`, which must follow, also after an exception out of here.
         """
         cdef request_t* row = &self._requests.rows[slot]
-        cdef slot_t i
+        if not row.special:
+            return self.begin_plain(slot, running, query)
+        self._blank(row, query)
+        if request.weights is not None:
+            copy_weights(request.weights, &query.weights)
+        if request.overlap is None:
+            self._ask_index(row, query)
+        else:
+            self._take_told(request.overlap, query)
+        if running:
+            self._match_running(row)
+            if request.preferred_taints and row.pin == NO_SLOT:
+                self._weigh(request, query)
+        return 0
+
+    cdef int begin_plain(self, slot_t slot, bint running, query_t* query) except -1 nogil:
+        """`begin` for a request that brings no overlap, weights or preferred taints. MemoryError: it has not begun."""
+        cdef request_t* row = &self._requests.rows[slot]
+        self._blank(row, query)
+        self._ask_index(row, query)
+        if running:
+            self._match_running(row)
+        return 0
+
+    cdef int _blank(self, const request_t* row, query_t* query) except -1 nogil:
+        """The query of a request of which nothing is known anywhere."""
         self._reserve()
         query.prompt = row.prompt
         query.block_size = self._block_size
@@ -51,8 +76,6 @@ cdef class Overlaps:
         query.decode_role = self._decode_role
         query.now_ns = self._fleet.ledger.now_ns
         query.weights = self._weights
-        if request.weights is not None:
-            copy_weights(request.weights, &query.weights)
         query.device = self._device
         query.effective = NULL
         query.host = NULL
@@ -62,19 +85,18 @@ cdef class Overlaps:
         query.shared_count = 0
         query.multiplier = NULL
         query.active = self._fleet.ledger.active.index.depth
-        if request.overlap is None:
-            self._ask_index(row, query)
-        else:
-            self._take_told(request.overlap, query)
-        if running:
-            self._fleet.ledger.active.index.match(row.sequence, row.sequence_length, row.serial)
-            for i in range(self._fleet.ledger.active.index.matches):
-                self._list(self._fleet.ledger.active.index.matched[i])
-            if request.preferred_taints and row.pin == NO_SLOT:
-                self._weigh(request, query)
         return 0
 
-    cdef void end(self) noexcept:
+    cdef void _match_running(self, const request_t* row) noexcept nogil:
+        """List the ranks on which blocks of its prompt run."""
+        cdef slot_t i
+        if row.sequence_length == 0 and self._fleet.ledger.active.index.matches == 0:
+            return
+        self._fleet.ledger.active.index.match(row.sequence, row.sequence_length, row.serial)
+        for i in range(self._fleet.ledger.active.index.matches):
+            self._list(self._fleet.ledger.active.index.matched[i])
+
+    cdef void end(self) noexcept nogil:
         cdef slot_t i, rank
         for i in range(self.count):
             rank = self.ranks[i]
@@ -89,55 +111,54 @@ cdef class Overlaps:
         self.count = 0
         self._written = False
 
-    cdef void _list(self, slot_t rank) noexcept:
+    cdef void _list(self, slot_t rank) noexcept nogil:
         if not self._listed[rank]:
             self._listed[rank] = 1
             self.ranks[self.count] = rank
             self.count += 1
 
-    cdef int _ask_index(self, request_t* row, query_t* query) except -1:
+    cdef int _ask_index(self, const request_t* row, query_t* query) except -1 nogil:
         """Depths in the fleet's indexes; without lower tiers and predictions the index's own array serves as it is."""
-        cdef Fleet fleet = self._fleet
-        cdef bint lower = fleet.host.pairs > 0 or fleet.disk.pairs > 0
+        cdef bint lower = self._fleet.host.pairs > 0 or self._fleet.disk.pairs > 0
         cdef int32_t reach = 0     # no rank's blocks so far go on beyond it
         cdef slot_t i, rank
-        if not fleet.indexed and fleet.predicted is None:
+        if not self._fleet.indexed and self._fleet.predicted is None:
             return 0
-        if fleet.indexed:
-            fleet.device.match(row.path, row.path_length, row.serial)
-            reach = fleet.device.reach
-            for i in range(fleet.device.matches):
-                self._list(fleet.device.matched[i])
-            if not lower and fleet.predicted is None:
-                query.device = fleet.device.depth
+        if self._fleet.indexed:
+            self._fleet.device.match(row.path, row.path_length, row.serial)
+            reach = self._fleet.device.reach
+            for i in range(self._fleet.device.matches):
+                self._list(self._fleet.device.matched[i])
+            if not lower and self._fleet.predicted is None:
+                query.device = self._fleet.device.depth
                 return 0
             self._written = True
-            for i in range(fleet.device.matches):
-                rank = fleet.device.matched[i]
-                self._device[rank] = fleet.device.depth[rank]
+            for i in range(self._fleet.device.matches):
+                rank = self._fleet.device.matched[i]
+                self._device[rank] = self._fleet.device.depth[rank]
         self._written = True
-        if fleet.predicted is not None:
-            fleet.predicted.index.match(row.path, row.path_length, row.serial)
-            reach = max(reach, fleet.predicted.index.reach)
-            for i in range(fleet.predicted.index.matches):
-                rank = fleet.predicted.index.matched[i]
-                self._device[rank] = max(self._device[rank], fleet.predicted.index.depth[rank])
+        if self._fleet.predicted is not None:
+            self._fleet.predicted.index.match(row.path, row.path_length, row.serial)
+            reach = max(reach, self._fleet.predicted.index.reach)
+            for i in range(self._fleet.predicted.index.matches):
+                rank = self._fleet.predicted.index.matched[i]
+                self._device[rank] = max(self._device[rank], self._fleet.predicted.index.depth[rank])
                 self._list(rank)
         if not lower:
             return 0
-        fleet.host.match_on(row.path, row.path_length, self._device, reach)
-        reach = max(reach, fleet.host.reach)
-        for i in range(fleet.host.matches):
-            rank = fleet.host.matched[i]
-            self._host[rank] = fleet.host.depth[rank]
+        self._fleet.host.match_on(row.path, row.path_length, self._device, reach)
+        reach = max(reach, self._fleet.host.reach)
+        for i in range(self._fleet.host.matches):
+            rank = self._fleet.host.matched[i]
+            self._host[rank] = self._fleet.host.depth[rank]
             self._list(rank)
         for i in range(self.count):
             rank = self.ranks[i]
             self._start[rank] = self._device[rank] + self._host[rank]
-        fleet.disk.match_on(row.path, row.path_length, self._start, reach)
-        for i in range(fleet.disk.matches):
-            rank = fleet.disk.matched[i]
-            self._disk[rank] = fleet.disk.depth[rank]
+        self._fleet.disk.match_on(row.path, row.path_length, self._start, reach)
+        for i in range(self._fleet.disk.matches):
+            rank = self._fleet.disk.matched[i]
+            self._disk[rank] = self._fleet.disk.depth[rank]
             self._list(rank)
         query.host = self._host
         query.disk = self._disk
@@ -213,7 +234,7 @@ cdef class Overlaps:
         query.multiplier = self._multiplier
         return 0
 
-    cdef int _reserve(self) except -1:
+    cdef int _reserve(self) except -1 nogil:
         """Scratch for every rank slot; it shrinks with the fleet."""
         cdef slot_t room = room_for(self._fleet.workers.ranks_size, self._room)
         cdef slot_t rank

@@ -13,13 +13,13 @@ cdef class Overtaking:
     cdef int32_t* _place_of        # by item
     cdef slot_t _items_capacity
 
-    cdef int enter(self, slot_t item) except -1
-    cdef void leave(self, slot_t item) noexcept
-    cdef void popped(self, slot_t item, int64_t cost) noexcept
-    cdef int pass_all(self, i128 cost) except -1
-    cdef i128 overtaken(self, slot_t item) noexcept
-    cdef slot_t next_from(self, int32_t* place) noexcept
+    cdef int enter(self, slot_t item) except -1 nogil
+    cdef void leave(self, slot_t item) noexcept nogil
+    cdef void popped(self, slot_t item, int64_t cost) noexcept nogil
+    cdef int pass_all(self, i128 cost) except -1 nogil
+    cdef i128 overtaken(self, slot_t item) noexcept nogil
+    cdef slot_t next_from(self, int32_t* place) noexcept nogil
 
-    cdef int _renumber(self) except -1
-    cdef void _add(self, int32_t place, i128 cost) noexcept
-    cdef i128 _up_to(self, int32_t place) noexcept
+    cdef int _renumber(self) except -1 nogil
+    cdef void _add(self, int32_t place, i128 cost) noexcept nogil
+    cdef i128 _up_to(self, int32_t place) noexcept nogil

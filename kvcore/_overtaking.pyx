@@ -21,7 +21,7 @@ cdef class Overtaking:
         free(self._items)
         free(self._place_of)
 
-    cdef int enter(self, slot_t item) except -1:
+    cdef int enter(self, slot_t item) except -1 nogil:
         """A request becomes ready, younger than all others; overtaken by nothing yet."""
         cdef slot_t capacity = max(item + 1, 2 * self._items_capacity)
         if item >= self._items_capacity:
@@ -35,16 +35,16 @@ cdef class Overtaking:
         self._live += 1
         return 0
 
-    cdef void leave(self, slot_t item) noexcept:
+    cdef void leave(self, slot_t item) noexcept nogil:
         """A request waits no longer."""
         self._items[self._place_of[item]] = NO_SLOT
         self._live -= 1
 
-    cdef void popped(self, slot_t item, int64_t cost) noexcept:
+    cdef void popped(self, slot_t item, int64_t cost) noexcept nogil:
         """A waiting request is served: every older one has been overtaken by its cost."""
         self._add(self._place_of[item], cost)
 
-    cdef int pass_all(self, i128 cost) except -1:
+    cdef int pass_all(self, i128 cost) except -1 nogil:
         """As if a request had become ready now, cost so much, and been served at once."""
         if self._next >= self._places - 1:
             self._renumber()
@@ -53,11 +53,11 @@ cdef class Overtaking:
         self._next += 1
         return 0
 
-    cdef i128 overtaken(self, slot_t item) noexcept:
+    cdef i128 overtaken(self, slot_t item) noexcept nogil:
         """Cost of younger requests popped while this one has been ready."""
         return self._up_to(self._places - 1) - self._up_to(self._place_of[item])
 
-    cdef slot_t next_from(self, int32_t* place) noexcept:
+    cdef slot_t next_from(self, int32_t* place) noexcept nogil:
         """The oldest request from this place on, whose place becomes the one behind; NO_SLOT: there is none.
 
         From place 0 on: all that wait, in order of becoming ready. O(places) in all.
@@ -68,7 +68,7 @@ cdef class Overtaking:
             place[0] += 1
         return item
 
-    cdef int _renumber(self) except -1:
+    cdef int _renumber(self) except -1 nogil:
         """Places 0 .. live - 1 for those who wait, in the same order and with the same sums; room for as many again."""
         cdef int32_t places = max(64, 4 * self._live)
         cdef int32_t old, place = 0
@@ -81,7 +81,8 @@ cdef class Overtaking:
             free(sums)
             free(items)
             free(kept)
-            raise MemoryError("overtaking")
+            with gil:
+                raise MemoryError("overtaking")
         memset(sums, 0, places * sizeof(i128))
         for old in range(self._next):
             item = self._items[old]
@@ -103,13 +104,13 @@ cdef class Overtaking:
         free(kept)
         return 0
 
-    cdef void _add(self, int32_t place, i128 cost) noexcept:
+    cdef void _add(self, int32_t place, i128 cost) noexcept nogil:
         place += 1
         while place <= self._places - 1:
             self._sums[place] += cost
             place += place & -place
 
-    cdef i128 _up_to(self, int32_t place) noexcept:
+    cdef i128 _up_to(self, int32_t place) noexcept nogil:
         """Sum over places 0 .. place."""
         cdef i128 total = 0
         place += 1

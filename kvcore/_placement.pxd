@@ -2,11 +2,10 @@
 cimport cython
 from kvcore._fleet cimport Fleet
 from kvcore._overlaps cimport Overlaps
-from kvcore._requests cimport RequestTable
+from kvcore._requests cimport RequestTable, request_t
 from kvcore._selector cimport query_t
 from kvcore._standings cimport Standings
 from kvcore._types cimport int64_t, ns_t, slot_t, tokens_t, uint64_t
-from kvcore.actions cimport Dispatch
 from kvcore.request cimport Request
 
 
@@ -19,8 +18,16 @@ cdef struct prospects_t:
     bint holds             # one could ever hold it
 
 
+cdef struct choice_t:
+    # What a request finds on the rank that it gets.
+    int64_t overlap_blocks
+    tokens_t cached_tokens         # that serve its prompt
+    tokens_t prefill_tokens        # that its booking adds
+    int64_t potential_decode_blocks
+
+
 # The dispatch test as a queue asks for it; `placement` is a Placement. What it raises is kept in `failure`.
-cdef bint runs_now(void* placement, slot_t class_index, slot_t slot) noexcept
+cdef bint runs_now(void* placement, slot_t class_index, slot_t slot) noexcept nogil
 
 
 @cython.final
@@ -42,20 +49,24 @@ cdef class Placement:
     cdef int64_t _largest_version
     cdef int64_t _ranked_version
     cdef object failure            # what a dispatch test has raised, or None
+    cdef bint failed               # it has raised something
 
     cdef int adopt(self, list pairs) except -1
-    cdef bint queues(self, slot_t class_index) noexcept
+    cdef bint queues(self, slot_t class_index) noexcept nogil
     cdef object refusal(self, Request request, ns_t arrival_ns)
     cdef bint in_grace(self, Request request, ns_t arrival_ns) except -1
     cdef tokens_t best_cached(self, slot_t slot, Request request) except -1
+    cdef tokens_t best_cached_anywhere(self, slot_t slot) except -1 nogil
     cdef bint may_use(self, slot_t slot, slot_t rank)
     cdef bint may_run(self, slot_t class_index, slot_t slot) except -1
+    cdef bint may_run_anywhere(self, slot_t class_index, slot_t slot) noexcept nogil
     cdef object overload(self, slot_t slot)
     cdef slot_t usable(self, slot_t slot) except -1
     cdef slot_t eligible(self, slot_t slot, Request request) except -1
-    cdef object decide(self, slot_t slot, Request request, uint64_t* generator, slot_t* chosen)
+    cdef slot_t decide(self, slot_t slot, uint64_t* generator, choice_t* choice) except -2 nogil
+    cdef object nowhere(self, slot_t slot)
 
-    cdef int _reserve(self) except -1
+    cdef int _reserve(self) except -1 nogil
     cdef bint _fits(self, Request request, slot_t worker) except -1
     cdef bint _allows(self, Request request, slot_t rank) except -1
     cdef bint _gone(self, slot_t rank) noexcept
@@ -64,12 +75,16 @@ cdef class Placement:
     cdef bint _could_hold(self, Request request, slot_t pin) except -1
     cdef int _look(self, slot_t slot, Request request, slot_t pair, prospects_t* found) except -1
     cdef int _look_anywhere(self, slot_t slot, Request request, slot_t pair, prospects_t* found) except -1
-    cdef int _match_active(self, slot_t slot) except -1
+    cdef void _match_active(self, slot_t slot) noexcept nogil
+    cdef void _look_open(self, slot_t pair, prospects_t* found) noexcept nogil
     cdef int _look_by_taints(self, Request request, slot_t pair, prospects_t* found) except -1
-    cdef bint _takes(self, slot_t rank, slot_t pair, int64_t needed) noexcept
+    cdef bint _takes(self, slot_t rank, slot_t pair, int64_t needed) noexcept nogil
     cdef int64_t _needed(self, Request request) except -1
-    cdef int64_t _largest_rank(self) noexcept
-    cdef int _rank(self) except -1
-    cdef slot_t _choose(self, slot_t slot, Request request, const query_t* query, uint64_t* generator) except -2
-    cdef object _nowhere(self, slot_t slot, Request request)
-    cdef Dispatch _dispatch(self, slot_t slot, Request request, slot_t rank, const query_t* query)
+    cdef int64_t largest_rank(self) noexcept nogil
+    cdef int _rank(self) except -1 nogil
+    cdef slot_t _decide(self, slot_t slot, Request request, uint64_t* generator, choice_t* choice) except -2
+    cdef bint _ranked(self, const request_t* row) noexcept nogil
+    cdef slot_t _cheapest(self, slot_t slot, const query_t* query, uint64_t* generator) noexcept nogil
+    cdef slot_t _open_to(self, slot_t slot) noexcept nogil
+    cdef void _measure(
+        self, const request_t* row, slot_t rank, const query_t* query, choice_t* choice) noexcept nogil

@@ -30,11 +30,19 @@ cdef enum:
     RANKED_FROM = 2        # present ranks from which keeping standings pays
 
 
-cdef bint runs_now(void* placement, slot_t class_index, slot_t slot) noexcept:
+cdef bint runs_now(void* placement, slot_t class_index, slot_t slot) noexcept nogil:
+    if (<Placement>placement).strict or (<Placement>placement).requests.rows[slot].constrained:
+        with gil:
+            return _runs_now(<Placement>placement, class_index, slot)
+    return (<Placement>placement).may_run_anywhere(class_index, slot)
+
+
+cdef bint _runs_now(Placement placement, slot_t class_index, slot_t slot) noexcept:
     try:
-        return (<Placement>placement).may_run(class_index, slot)
+        return placement.may_run(class_index, slot)
     except MemoryError as error:
-        (<Placement>placement).failure = error
+        placement.failure = error
+        placement.failed = True
         return False
 
 
@@ -67,7 +75,7 @@ cdef class Placement:
             self.pair_of[i] = NO_SLOT if pairs[i] is None else pairs[i]
         return 0
 
-    cdef bint queues(self, slot_t class_index) noexcept:
+    cdef bint queues(self, slot_t class_index) noexcept nogil:
         """Whether requests of a class may have to wait for a rank."""
         return self.strict or self.pair_of[class_index] != NO_SLOT
 
@@ -164,6 +172,8 @@ cdef class Placement:
         cdef int64_t best = 0
         cdef slot_t count, i
         cdef const slot_t* ranks
+        if not row.constrained and not row.special:
+            return self.best_cached_anywhere(slot)
         if request.overlap is None and (row.path_length == 0 or not self.fleet.knows_blocks()):
             return 0
         if request.pinned is not None and row.pin == NO_SLOT:
@@ -183,6 +193,21 @@ cdef class Placement:
             self.overlaps.end()
         return effective_cached_tokens(best, row.prompt)
 
+    cdef tokens_t best_cached_anywhere(self, slot_t slot) except -1 nogil:
+        """The same for a request that may use every rank and brings nothing of its own."""
+        cdef request_t* row = &self.requests.rows[slot]
+        cdef query_t query
+        cdef int64_t best = 0
+        cdef slot_t i
+        if row.path_length == 0 or not self.fleet.knows_blocks():
+            return 0
+        self.overlaps.begin_plain(slot, False, &query)
+        for i in range(self.overlaps.count):
+            if self.fleet.ledger.loads[self.overlaps.ranks[i]].state != RANK_GONE:
+                best = max(best, cached_tokens(&query, self.overlaps.ranks[i]))
+        self.overlaps.end()
+        return effective_cached_tokens(best, row.prompt)
+
     # May it run.
 
     cdef bint may_run(self, slot_t class_index, slot_t slot) except -1:
@@ -197,6 +222,15 @@ cdef class Placement:
         if found.runs or not found.any or not found.holds:
             return True
         return not (found.open or found.leased or self.sits_out)
+
+    cdef bint may_run_anywhere(self, slot_t class_index, slot_t slot) noexcept nogil:
+        """The same under advisory capacity for a request that may use every rank."""
+        cdef slot_t pair = self.pair_of[class_index]
+        cdef prospects_t found
+        if pair == NO_SLOT or self.requests.rows[slot].due_ns[<int>TIMER_GRACE] != NEVER_NS:
+            return self.requests.rows[slot].due_ns[<int>TIMER_GRACE] == NEVER_NS
+        self._look_open(pair, &found)
+        return found.runs or not (found.any and (found.open or found.leased or self.sits_out))
 
     cdef object overload(self, slot_t slot):
         """The reason to give up a waiting request because all its ranks are overloaded, or None."""
@@ -237,15 +271,11 @@ cdef class Placement:
         cdef Ledger ledger = self.fleet.ledger
         cdef int64_t needed
         cdef slot_t i
-        found.open = ledger.in_state[<int>RANK_OPEN] > 0
-        found.leased = ledger.in_state[<int>RANK_LEASED] > 0
-        found.any = found.open or found.leased or ledger.in_state[<int>RANK_OVERLOADED] > 0
-        found.holds = True
+        self._look_open(pair, found)
         if not self.strict:
-            found.runs = found.open if pair == NO_SLOT else ledger.free[pair] > 0
             return 0
         needed = self._needed(request)
-        found.holds = needed <= self._largest_rank()
+        found.holds = needed <= self.largest_rank()
         self._rank()
         found.runs = self.standings.most_room(pair) >= needed
         if not found.runs:
@@ -254,6 +284,14 @@ cdef class Placement:
             for i in range(ledger.active.index.matches):
                 found.runs = found.runs or self._takes(ledger.active.index.matched[i], pair, needed)
         return 0
+
+    cdef void _look_open(self, slot_t pair, prospects_t* found) noexcept nogil:
+        """From counters alone."""
+        found.open = self.fleet.ledger.in_state[<int>RANK_OPEN] > 0
+        found.leased = self.fleet.ledger.in_state[<int>RANK_LEASED] > 0
+        found.any = found.open or found.leased or self.fleet.ledger.in_state[<int>RANK_OVERLOADED] > 0
+        found.holds = True
+        found.runs = found.open if pair == NO_SLOT else self.fleet.ledger.free[pair] > 0
 
     cdef int _look_by_taints(self, Request request, slot_t pair, prospects_t* found) except -1:
         """For a request with nothing but required taints, under advisory capacity: from counters per taint set."""
@@ -271,20 +309,19 @@ cdef class Placement:
         found.any = found.any or found.open or found.leased
         return 0
 
-    cdef int _match_active(self, slot_t slot) except -1:
+    cdef void _match_active(self, slot_t slot) noexcept nogil:
         """What of a request runs on each rank already, where that matters to whether it may run."""
         if self.strict:
             self.fleet.ledger.active.index.match(
                 self.requests.rows[slot].sequence, self.requests.rows[slot].sequence_length,
                 self.requests.rows[slot].serial)
-        return 0
 
-    cdef bint _takes(self, slot_t rank, slot_t pair, int64_t needed) noexcept:
+    cdef bint _takes(self, slot_t rank, slot_t pair, int64_t needed) noexcept nogil:
         """Whether a rank would take a request now that needs so many blocks; after _match_active."""
-        cdef Ledger ledger = self.fleet.ledger
-        if ledger.loads[rank].state != RANK_OPEN or (pair != NO_SLOT and ledger.busy(rank, pair)):
+        cdef const load_t* load = &self.fleet.ledger.loads[rank]
+        if load.state != RANK_OPEN or (pair != NO_SLOT and self.fleet.ledger.busy(rank, pair)):
             return False
-        return not self.strict or has_room(&ledger.loads[rank], needed - ledger.active.index.depth[rank])
+        return not self.strict or has_room(load, needed - self.fleet.ledger.active.index.depth[rank])
 
     # Strict capacity.
 
@@ -297,14 +334,14 @@ cdef class Placement:
         cdef int64_t needed = self._needed(request)
         cdef slot_t count, i
         if pin == NO_SLOT and not _constrained(request):
-            return needed <= self._largest_rank()
+            return needed <= self.largest_rank()
         count = self._usable(request, pin)
         for i in range(count):
             if needed <= self.fleet.ledger.loads[self.candidates[i]].max_blocks:
                 return True
         return False
 
-    cdef int64_t _largest_rank(self) noexcept:
+    cdef int64_t largest_rank(self) noexcept nogil:
         """Most blocks that any rank can hold which is not gone. O(ranks) after a change of the fleet, else O(1)."""
         cdef slot_t i
         cdef load_t* load
@@ -319,36 +356,78 @@ cdef class Placement:
 
     # Where.
 
-    cdef object decide(self, slot_t slot, Request request, uint64_t* generator, slot_t* chosen):
-        """The Dispatch that the request would get now, and its rank; or the RejectReason, and NO_SLOT.
+    cdef slot_t decide(self, slot_t slot, uint64_t* generator, choice_t* choice) except -2 nogil:
+        """The rank that a classified request would get now, with what it finds there; NO_SLOT: none, see `nowhere`.
 
-        The Dispatch lacks what only the scheduler knows: attempt and wait_ns. Draws as DESIGN D8 says.
+        Draws as DESIGN D8 says.
         """
+        cdef const request_t* row = &self.requests.rows[slot]
         cdef query_t query
-        chosen[0] = NO_SLOT
+        cdef slot_t rank
         if self.fleet.workers.present == 0:
-            return RejectReason.NO_WORKERS
+            return NO_SLOT
+        if row.constrained or row.special:
+            with gil:
+                return self._decide(slot, self.requests.request(slot), generator, choice)
+        self._reserve()
+        if self._ranked(row):
+            self._rank()
+        self.overlaps.begin_plain(slot, True, &query)
+        rank = self._cheapest(slot, &query, generator)
+        if rank == NO_SLOT:
+            rank = choose(self.fleet.ledger.loads, self.candidates, self._open_to(slot), &query, generator,
+                          self._tied, self._costs)
+        if rank != NO_SLOT:
+            self._measure(row, rank, &query, choice)
+        self.overlaps.end()
+        return rank
+
+    cdef slot_t _decide(self, slot_t slot, Request request, uint64_t* generator, choice_t* choice) except -2:
+        """The same for any request."""
+        cdef query_t query
+        cdef slot_t rank, count
         try:
             self.overlaps.begin(slot, request, True, &query)
-            chosen[0] = self._choose(slot, request, &query, generator)
-            if chosen[0] == NO_SLOT:
-                return self._nowhere(slot, request)
-            return self._dispatch(slot, request, chosen[0], &query)
+            rank = NO_SLOT
+            if self._ranked(&self.requests.rows[slot]):
+                self._rank()
+                rank = self._cheapest(slot, &query, generator)
+            if rank == NO_SLOT:
+                count = self.eligible(slot, request)
+                rank = choose(
+                    self.fleet.ledger.loads, self.candidates, count, &query, generator, self._tied, self._costs)
+            if rank != NO_SLOT:
+                self._measure(&self.requests.rows[slot], rank, &query, choice)
+            return rank
         finally:
             self.overlaps.end()
 
-    cdef slot_t _choose(self, slot_t slot, Request request, const query_t* query, uint64_t* generator) except -2:
-        """The rank to take, or NO_SLOT."""
-        cdef slot_t count
-        if (self.fleet.workers.present >= RANKED_FROM and not self.strict and not _constrained(request)
-                and self.requests.rows[slot].pin == NO_SLOT and self.fleet.ledger.in_state[<int>RANK_OPEN] > 0):
-            self._rank()
-            if self.standings.serves(query):
-                return self.standings.cheapest(query, self.overlaps.ranks, self.overlaps.count, generator)
-        count = self.eligible(slot, request)
-        if count == 0:
+    cdef bint _ranked(self, const request_t* row) noexcept nogil:
+        """Whether standings may serve a request: it may use every rank, and there are some to compare."""
+        return (self.fleet.workers.present >= RANKED_FROM and not self.strict and not row.constrained
+                and self.fleet.ledger.in_state[<int>RANK_OPEN] > 0)
+
+    cdef slot_t _cheapest(self, slot_t slot, const query_t* query, uint64_t* generator) noexcept nogil:
+        """By standings, which are up to date; NO_SLOT: they do not serve this request."""
+        if not self._ranked(&self.requests.rows[slot]) or not self.standings.serves(query):
             return NO_SLOT
-        return choose(self.fleet.ledger.loads, self.candidates, count, query, generator, self._tied, self._costs)
+        return self.standings.cheapest(query, self.overlaps.ranks, self.overlaps.count, generator)
+
+    cdef slot_t _open_to(self, slot_t slot) noexcept nogil:
+        """`eligible` for a request that may use every rank; there is room in `candidates`."""
+        cdef const request_t* row = &self.requests.rows[slot]
+        cdef slot_t pair = self.pair_of[row.class_index] if self.strict else NO_SLOT
+        cdef int64_t needed = prompt_blocks(row.prompt, self.block_size) + row.reserve
+        cdef slot_t kept = 0
+        cdef slot_t i
+        if self.strict and needed > self.largest_rank():
+            return 0
+        self._match_active(slot)
+        for i in range(self.fleet.workers.present):
+            if self._takes(self.fleet.workers.order[i], pair, needed):
+                self.candidates[kept] = self.fleet.workers.order[i]
+                kept += 1
+        return kept
 
     cdef slot_t eligible(self, slot_t slot, Request request) except -1:
         """Ranks that would take a classified request now, in canonical order, into `candidates`. Returns how many."""
@@ -367,10 +446,13 @@ cdef class Placement:
                 kept += 1
         return kept
 
-    cdef object _nowhere(self, slot_t slot, Request request):
+    cdef object nowhere(self, slot_t slot):
         """Why no rank takes a request that has been popped."""
+        cdef Request request = self.requests.request(slot)
         cdef slot_t pin = self.requests.rows[slot].pin
         cdef slot_t count, i
+        if self.fleet.workers.present == 0:
+            return RejectReason.NO_WORKERS
         if pin != NO_SLOT and self._gone(pin):
             return RejectReason.PINNED_WORKER_UNAVAILABLE
         count = self._usable(request, pin)
@@ -383,14 +465,14 @@ cdef class Placement:
             return RejectReason.PINNED_WORKER_UNAVAILABLE
         return RejectReason.NO_ELIGIBLE_WORKER
 
-    cdef int _rank(self) except -1:
+    cdef int _rank(self) except -1 nogil:
         """Bring the standings up to date."""
         if self._ranked_version != self.fleet.version:
             self.standings.rebuild(self.fleet.workers.order, self.fleet.workers.present)
             self._ranked_version = self.fleet.version
         return self.standings.refresh()
 
-    cdef int _reserve(self) except -1:
+    cdef int _reserve(self) except -1 nogil:
         """Scratch for every present rank; it shrinks with the fleet."""
         cdef slot_t room = room_for(self.fleet.workers.present, self._room)
         if room == self._room:
@@ -401,20 +483,15 @@ cdef class Placement:
         self._room = room
         return 0
 
-    cdef Dispatch _dispatch(self, slot_t slot, Request request, slot_t rank, const query_t* query):
-        cdef Dispatch action = Dispatch.__new__(Dispatch)
-        cdef request_t* row = &self.requests.rows[slot]
-        action.request_id = request.request_id
-        action.worker_id = self.fleet.workers.ranks[rank].worker_id
-        action.dp_rank = self.fleet.workers.ranks[rank].dp_rank
-        action.class_index = row.class_index
-        action.overlap_blocks = device_blocks(query, rank)
-        action.cached_tokens = effective_cached_tokens(cached_tokens(query, rank), row.prompt)
-        action.prefill_tokens = prefill_delta(row.prompt, action.cached_tokens, row.track_prefill)
-        action.potential_decode_blocks = (
+    cdef void _measure(
+            self, const request_t* row, slot_t rank, const query_t* query, choice_t* choice) noexcept nogil:
+        """What the request finds on its rank, and makes of it."""
+        choice.overlap_blocks = device_blocks(query, rank)
+        choice.cached_tokens = effective_cached_tokens(cached_tokens(query, rank), row.prompt)
+        choice.prefill_tokens = prefill_delta(row.prompt, choice.cached_tokens, row.track_prefill)
+        choice.potential_decode_blocks = (
             active_blocks(&self.fleet.ledger.loads[rank]) - query.active[rank]
             + prompt_blocks(row.prompt, self.block_size))
-        return action
 
 
 cdef inline bint _constrained(Request request):

@@ -43,16 +43,16 @@ cdef class PredictedBlocks:
     cdef void name_rank(self, slot_t rank, uint64_t tag) noexcept
     # capacity < 0: no bound. now_ns is never below that of an earlier call.
     cdef int touch(
-        self, const uint64_t* path, int32_t length, slot_t rank, ns_t now_ns, int64_t capacity) except -1
+        self, const uint64_t* path, int32_t length, slot_t rank, ns_t now_ns, int64_t capacity) except -1 nogil
     cdef int resume(self, uint64_t hash, slot_t rank, ns_t used_ns) except -1
-    cdef void expire(self, ns_t now_ns) noexcept
-    cdef void purge(self, slot_t rank) noexcept
+    cdef void expire(self, ns_t now_ns) noexcept nogil
+    cdef void purge(self, slot_t rank) noexcept nogil
     cdef int32_t find(self, uint64_t hash, slot_t rank) noexcept nogil
 
-    cdef int32_t _make(self, uint64_t hash, slot_t rank) except -1
+    cdef int32_t _make(self, uint64_t hash, slot_t rank) except -1 nogil
     cdef bint _rebuild(self, int64_t size) noexcept nogil
     cdef void _enter(self, int32_t row) noexcept nogil
     cdef void _leave(self, int32_t row) noexcept nogil
     cdef void _link(self, int32_t row, ns_t now_ns) noexcept nogil
     cdef void _unlink(self, int32_t row) noexcept nogil
-    cdef void _drop(self, int32_t row) noexcept
+    cdef void _drop(self, int32_t row) noexcept nogil

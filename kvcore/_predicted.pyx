@@ -64,7 +64,7 @@ cdef class PredictedBlocks:
         self.index.name_rank(rank, tag)
 
     cdef int touch(
-            self, const uint64_t* path, int32_t length, slot_t rank, ns_t now_ns, int64_t capacity) except -1:
+            self, const uint64_t* path, int32_t length, slot_t rank, ns_t now_ns, int64_t capacity) except -1 nogil:
         """The rank uses every block of the path now; then it forgets the least recently used above its capacity."""
         cdef int32_t level, row
         for level in range(length - 1, -1, -1):
@@ -85,12 +85,12 @@ cdef class PredictedBlocks:
             self._link(self._make(hash, rank), used_ns)
         return 0
 
-    cdef void expire(self, ns_t now_ns) noexcept:
+    cdef void expire(self, ns_t now_ns) noexcept nogil:
         """Forget what was last used ttl_ns ago or longer. Times are not negative, so nothing overflows."""
         while self._oldest != NO_SLOT and now_ns - self.rows[self._oldest].used_ns >= self.ttl_ns:
             self._drop(self._oldest)
 
-    cdef void purge(self, slot_t rank) noexcept:
+    cdef void purge(self, slot_t rank) noexcept nogil:
         """Forget everything of this rank."""
         while self.uses[rank].oldest != NO_SLOT:
             self._drop(self.uses[rank].oldest)
@@ -105,12 +105,13 @@ cdef class PredictedBlocks:
                 return row
             at = (at + 1) & self._mask
 
-    cdef int32_t _make(self, uint64_t hash, slot_t rank) except -1:
+    cdef int32_t _make(self, uint64_t hash, slot_t rank) except -1 nogil:
         """A row for a new pair, still outside the orders of use."""
         cdef int32_t row
         if self._free == NO_SLOT and self._size == rows_of(self._mask + 1):
             if not self._rebuild((self._mask + 1) * 2):
-                raise MemoryError("predicted blocks")
+                with gil:
+                    raise MemoryError("predicted blocks")
         self.index.add(hash, rank)
         if self._free != NO_SLOT:
             row = self._free
@@ -240,7 +241,7 @@ cdef class PredictedBlocks:
         else:
             uses.newest = pair.rank_older
 
-    cdef void _drop(self, int32_t row) noexcept:
+    cdef void _drop(self, int32_t row) noexcept nogil:
         cdef predicted_t* pair = &self.rows[row]
         self._unlink(row)
         self._leave(row)

@@ -24,7 +24,7 @@ from libc.string cimport memcpy, memset
 from kvcore._blocks cimport (
     SOME_MAX, TABLE_MIN, lowest_bit, set_add, set_array, set_has, set_remove, set_reserve, table_close, table_find,
     table_free, table_next, table_resize, table_start)
-from kvcore._types cimport NO_SLOT, mix64, resize
+from kvcore._types cimport NO_SLOT, grown, mix64, resize
 
 cdef enum:
     LOG_SLACK = 16
@@ -84,17 +84,30 @@ cdef class PrefixIndex:
     cdef bint holds(self, uint64_t hash, slot_t rank) noexcept nogil:
         return set_has(&table_find(&self._table, hash).holders, rank)
 
-    cdef bint add(self, uint64_t hash, slot_t rank) except -1:
+    cdef bint add(self, uint64_t hash, slot_t rank) except -1 nogil:
         """The rank holds the block from now on. True iff that is new. MemoryError: all is as it was."""
+        cdef int entered = self.enter(hash, rank)
+        if entered < 0:
+            with gil:
+                raise MemoryError("prefix index")
+        return entered
+
+    cdef int enter(self, uint64_t hash, slot_t rank) noexcept nogil:
+        """`add`, that says -1 where there is no memory; 1 iff the pair is new, else 0."""
         return self._put(table_find(&self._table, hash), hash, rank)
 
-    cdef int32_t add_all(self, const uint64_t* hashes, int32_t count, slot_t rank) except -1:
+    cdef int32_t add_all(self, const uint64_t* hashes, int32_t count, slot_t rank) except -1 nogil:
         """`add` of each in turn; returns how many are new. MemoryError: those before it stay added."""
         cdef int32_t fresh = 0
         cdef int32_t i
+        cdef int entered
         table_start(&self._table, hashes, count)
         for i in range(count):
-            fresh += self._put(table_next(&self._table, hashes, i, count), hashes[i], rank)
+            entered = self._put(table_next(&self._table, hashes, i, count), hashes[i], rank)
+            if entered < 0:
+                with gil:
+                    raise MemoryError("prefix index")
+            fresh += entered
         return fresh
 
     cdef bint remove(self, uint64_t hash, slot_t rank) noexcept nogil:
@@ -163,22 +176,23 @@ cdef class PrefixIndex:
         self._matched_serial = 0
         return self._walk(path, length, start, last)
 
-    cdef bint _put(self, block_t* row, uint64_t hash, slot_t rank) except -1:
-        """Add a rank to the row of a block, or to the empty one where it would be put. True iff that is new."""
+    cdef int _put(self, block_t* row, uint64_t hash, slot_t rank) noexcept nogil:
+        """`enter` into the row of the block, or into the empty one where it would be put."""
         cdef holding_t* holding = &self._holdings[rank]
         cdef int32_t room
         if set_has(&row.holders, rank):
-            return False
+            return 0
         if holding.length == holding.room:
             room = holding.room + holding.room // 2 + 4
-            resize(<void**>&holding.log, room * sizeof(uint64_t))
+            if not grown(<void**>&holding.log, room * sizeof(uint64_t)):
+                return -1
             holding.room = room
         if row.holders.size == 0 and (self.blocks + 1) * 3 > (self._table.mask + 1) * 2:
             if not table_resize(&self._table, (self._table.mask + 1) * 2):
-                raise MemoryError("prefix index")
+                return -1
             row = table_find(&self._table, hash)
         if not set_reserve(&row.holders, rank, self._words):
-            raise MemoryError("prefix index")
+            return -1
         self.blocks += row.holders.size == 0
         row.hash = hash
         set_add(&row.holders, rank)
@@ -188,7 +202,7 @@ cdef class PrefixIndex:
         self.pairs += 1
         self._changes += 1
         self.mixed += mix64(mix64(hash) + holding.tag)
-        return True
+        return 1
 
     cdef void _take(self, block_t* row, slot_t rank) noexcept nogil:
         """Take a rank that holds the block of this row out of it, and give back what that leaves too large."""

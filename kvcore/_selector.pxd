@@ -1,6 +1,6 @@
 # What a rank costs for a request, and which of several ranks it gets. Functions only: they read loads and overlaps, and
 # write nothing but their answer and the generator that is passed in.
-from kvcore._load cimport INT64_TOP, blocks_of, load_t, requests_of, tokens_at
+from kvcore._load cimport INT64_TOP, blocks_of, load_t, requests_of
 from kvcore._types cimport int32_t, int64_t, ns_t, slot_t, tokens_t, u128, uint64_t
 
 cdef extern from *:
@@ -111,15 +111,6 @@ cdef inline int64_t whole_tokens(double blocks, int64_t block_size) noexcept nog
     """Tokens of so many blocks, half up, at most 2^53."""
     cdef double tokens = blocks * <double>block_size + 0.5
     return TOKENS_MAX if tokens >= <double>TOKENS_MAX else <int64_t>tokens
-
-
-cdef inline tokens_t load_tokens(const load_t* load, ns_t now_ns) noexcept nogil:
-    """tokens_at without 128 bits in the usual case: no decay, and sums that fit."""
-    cdef uint64_t low = <uint64_t>load.prefill
-    cdef uint64_t foreign = <uint64_t>load.foreign_prefill
-    if load.front_ns == 0 and <uint64_t>(load.prefill >> 64) == 0 and (low | foreign) < (<uint64_t>1 << 62):
-        return <tokens_t>(low + foreign)
-    return tokens_at(load, now_ns)
 
 
 cdef inline double raw_tokens(tokens_t tokens, tokens_t prompt, int64_t cached) noexcept nogil:

@@ -17,7 +17,7 @@ Cost: O(candidates). The common request (device blocks only, no decay of credit,
 """
 from libc.math cimport INFINITY, isfinite
 from kvcore._elementary cimport kv_exp
-from kvcore._load cimport INT64_TOP, blocks_of, requests_of
+from kvcore._load cimport INT64_TOP, blocks_of, load_tokens, requests_of
 from kvcore._types cimport NO_SLOT, ceil_div
 
 

@@ -33,7 +33,7 @@ cdef class Standings:
     cdef slot_t _tree_ties
     cdef slot_t* _tied             # scratch of the plain loop
 
-    cdef int rebuild(self, const slot_t* order, slot_t present) except -1
+    cdef int rebuild(self, const slot_t* order, slot_t present) except -1 nogil
     cdef int refresh(self) noexcept nogil
     cdef bint serves(self, const query_t* query) noexcept nogil
     cdef slot_t cheapest(
@@ -42,7 +42,7 @@ cdef class Standings:
     cdef slot_t settle(self, const query_t* query, const slot_t* overlay, slot_t count) noexcept nogil
     cdef slot_t tied(self, slot_t j) noexcept nogil
 
-    cdef int _reserve(self, const slot_t* order, slot_t present) except -1
+    cdef int _reserve(self, const slot_t* order, slot_t present) except -1 nogil
     cdef void _stand(self, slot_t position, bint play) noexcept nogil
     cdef int64_t _cost_key(self, const load_t* load) noexcept nogil
     cdef void _build(self) noexcept nogil

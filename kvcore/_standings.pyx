@@ -112,7 +112,7 @@ cdef class Standings:
         free(self._extra)
         free(self._tied)
 
-    cdef int rebuild(self, const slot_t* order, slot_t present) except -1:
+    cdef int rebuild(self, const slot_t* order, slot_t present) except -1 nogil:
         """The fleet has other ranks: all present ones in canonical order. All of it or, on MemoryError, nothing."""
         cdef slot_t position, i
         self._reserve(order, present)
@@ -138,7 +138,7 @@ cdef class Standings:
         self.ledger.clear_dirty()
         return 0
 
-    cdef int _reserve(self, const slot_t* order, slot_t present) except -1:
+    cdef int _reserve(self, const slot_t* order, slot_t present) except -1 nogil:
         """Memory for so many positions and for the ranks named."""
         cdef slot_t room = max(present, 16)
         cdef slot_t ranks = 0

@@ -6,10 +6,10 @@ import numpy
 
 from cpython.buffer cimport PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
 from libc.math cimport NAN
-from kvcore._load cimport INT64_TOP, RANK_OPEN, active_blocks, blocks_of, load_t, own_tokens_at, requests_of
+from kvcore._load cimport (
+    INT64_TOP, RANK_OPEN, active_blocks, blocks_of, load_t, load_tokens, own_tokens_at, requests_of)
 from kvcore._selector cimport (
-    cached_tokens, common_cached, common_cost, common_of, common_t, is_common, least_tokens, load_tokens, query_t,
-    rank_cost)
+    cached_tokens, common_cached, common_cost, common_of, common_t, is_common, least_tokens, query_t, rank_cost)
 from kvcore._types cimport int32_t, int64_t, saturated, tokens_t, uint32_t, uint64_t
 from kvcore._workers cimport rank_t
 from kvcore.request cimport effective_cached_tokens, prefill_delta

@@ -22,7 +22,7 @@ cdef struct tournament_t:
 
 cdef void tournament_init(tournament_t* tree) noexcept nogil
 cdef void tournament_free(tournament_t* tree) noexcept nogil
-cdef int tournament_reserve(tournament_t* tree, slot_t positions) except -1
+cdef int tournament_reserve(tournament_t* tree, slot_t positions) except -1 nogil
 cdef void tournament_clear(tournament_t* tree, slot_t positions) noexcept nogil
 cdef void tournament_place(tournament_t* tree, slot_t position, int64_t key) noexcept nogil
 cdef void tournament_build(tournament_t* tree) noexcept nogil

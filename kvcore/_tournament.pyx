@@ -41,7 +41,7 @@ cdef void tournament_free(tournament_t* tree) noexcept nogil:
     tournament_init(tree)
 
 
-cdef int tournament_reserve(tournament_t* tree, slot_t positions) except -1:
+cdef int tournament_reserve(tournament_t* tree, slot_t positions) except -1 nogil:
     """Make room for tournament_clear. The tree stays as it is."""
     cdef slot_t width = width_for(positions)
     if width > tree.room:

@@ -45,10 +45,17 @@ cdef inline int64_t saturated(i128 value) noexcept nogil:
     cdef int64_t top = 0x7FFFFFFFFFFFFFFF
     return top if value > top else <int64_t>value
 
-cdef inline int resize(void** memory, size_t size) except -1:
+cdef inline bint grown(void** memory, size_t size) noexcept nogil:
+    """realloc that says whether there was memory, and leaves the old block in place if not."""
+    cdef void* block = realloc(memory[0], size)
+    if block == NULL:
+        return False
+    memory[0] = block
+    return True
+
+cdef inline int resize(void** memory, size_t size) except -1 nogil:
     """realloc that raises MemoryError and leaves the old block in place."""
-    cdef void* grown = realloc(memory[0], size)
-    if grown == NULL:
-        raise MemoryError()
-    memory[0] = grown
+    if not grown(memory, size):
+        with gil:
+            raise MemoryError()
     return 0

@@ -33,6 +33,7 @@ cdef struct worker_t:
 cdef class WorkerTable:
     cdef dict _slots               # worker_id -> worker slot
     cdef list _free
+    cdef slot_t _live              # workers
     cdef worker_t* workers
     cdef slot_t _workers_size
     cdef rank_t* ranks
@@ -44,7 +45,7 @@ cdef class WorkerTable:
     cdef slot_t present            # how many
     cdef TaintTable taints
 
-    cdef slot_t count(self)
+    cdef slot_t count(self) noexcept nogil
     cdef slot_t find(self, object worker_id)
     cdef slot_t find_rank(self, object worker_id, uint32_t dp_rank)
     cdef slot_t find_any_rank(self, object worker_id, uint32_t dp_rank)

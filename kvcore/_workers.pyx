@@ -30,8 +30,8 @@ cdef class WorkerTable:
         free(self.ranks)
         free(self.order)
 
-    cdef slot_t count(self):
-        return <slot_t>len(self._slots)
+    cdef slot_t count(self) noexcept nogil:
+        return self._live
 
     cdef slot_t find(self, object worker_id):
         """Slot of a worker, or NO_SLOT."""
@@ -73,11 +73,13 @@ cdef class WorkerTable:
         self.workers[worker].ranks = NULL
         self.workers[worker].taints = NO_SLOT
         self._slots[config.worker_id] = worker
+        self._live += 1
         return worker
 
     cdef int remove_worker(self, slot_t worker) except -1:
         """Forget a worker whose ranks have been removed."""
         del self._slots[self.workers[worker].worker_id]
+        self._live -= 1
         self.taints.release(self.workers[worker].taints)
         free(self.workers[worker].ranks)
         self.workers[worker].ranks = NULL

@@ -191,3 +191,39 @@ cdef class PeerSynced(Event):
 @cython.final
 cdef class TimerFired(Event):
     pass
+
+
+# For embedders in C: the frequent events without a call of their types. What `step` refuses is refused there, not here.
+
+cdef inline RequestArrived make_arrived(ns_t now_ns, Request request):
+    cdef RequestArrived event = RequestArrived.__new__(RequestArrived)
+    event.now_ns = now_ns
+    event.request = request
+    return event
+
+
+cdef inline PrefillCompleted make_prefill_completed(ns_t now_ns, str request_id, int64_t attempt):
+    cdef PrefillCompleted event = PrefillCompleted.__new__(PrefillCompleted)
+    event.now_ns = now_ns
+    event.request_id = request_id
+    event.attempt = attempt
+    return event
+
+
+cdef inline OutputBlockAdded make_output_block_added(ns_t now_ns, str request_id, int64_t attempt):
+    cdef OutputBlockAdded event = OutputBlockAdded.__new__(OutputBlockAdded)
+    event.now_ns = now_ns
+    event.request_id = request_id
+    event.attempt = attempt
+    return event
+
+
+cdef inline RequestFinished make_finished(
+        ns_t now_ns, str request_id, int64_t attempt, object outcome, object context_tokens):
+    cdef RequestFinished event = RequestFinished.__new__(RequestFinished)
+    event.now_ns = now_ns
+    event.request_id = request_id
+    event.attempt = attempt
+    event.outcome = outcome
+    event.context_tokens = context_tokens
+    return event

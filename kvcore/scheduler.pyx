@@ -2,9 +2,9 @@
 
 Owns the order in which things happen inside a step, the last time seen and the policy in force. All else has an owner
 of its own: live requests (_requests), what waits (_backlog, _drr, _lanes), workers with their load and caches (_fleet),
-eligibility and choice (_placement), the way to a booking (_dispatch), what becomes of a request (_lifecycle), admission
-policies (_admission), facts about workers (_facts), what can be read (_inspect, _digest), snapshots (_snapshot,
-_restore).
+eligibility and choice (_placement), the way in (_arrivals), decisions (_settle), the way to a booking (_dispatch), what
+becomes of a request (_lifecycle), admission policies (_admission), facts about workers (_facts), whole arrays of events
+(_batch), what can be read (_inspect, _digest), snapshots (_snapshot, _restore).
 
 A step: accept the whole batch (no writes) -> per event: advance time, apply the fact, tell the admission policies ->
 settle: pop, place, repeat -> Parks.
@@ -14,41 +14,21 @@ Never here: I/O, clocks, threads, logging, and what belongs to one part alone.
 Invariants: after a step no ready head is dispatchable (work conservation); a request ends exactly once; nothing
 raises after accept, and if something does, the scheduler is poisoned: every later step raises.
 """
-cimport cython
 from libc.math cimport floor
-from kvcore._accept cimport accept
-from kvcore._admission cimport ENTRY_DEFER, ENTRY_ENDED, Admission, entry_t
-from kvcore._backlog cimport Backlog
-from kvcore._digest cimport Digester
-from kvcore._dispatch cimport Dispatcher
-from kvcore._drr cimport LIMIT_NONE, PolicyQueue, limit_t
-from kvcore._endings cimport Endings
-from kvcore._explain cimport Explainer
-from kvcore._facts cimport WorkerFacts
-from kvcore._fleet cimport Fleet
-from kvcore._forecast cimport Forecast
-from kvcore._inspect cimport Inspector
-from kvcore._lifecycle cimport Lifecycle
-from kvcore._placement cimport Placement, runs_now
-from kvcore._policies cimport Policies
-from kvcore._reload cimport Reload, threshold_pairs
-from kvcore._requests cimport STATE_DEFERRED, STATE_REFRESHING, RequestTable
-from kvcore._restore cimport DAMAGE, SnapshotReader
+from kvcore._accept cimport accept, accept_one
+from kvcore._placement cimport runs_now
+from kvcore._reload cimport threshold_pairs
+from kvcore._requests cimport STATE_DEFERRED, STATE_REFRESHING
+from kvcore._restore cimport DAMAGE
 from kvcore._snapshot cimport SnapshotWriter
-from kvcore._tables cimport Tables
-from kvcore._types cimport (
-    DEBUG_CHECKS, FRACTION_ONE, NO_SLOT, NS_END, int32_t, int64_t, ns_t, slot_t)
+from kvcore._types cimport DEBUG_CHECKS, FRACTION_ONE, NO_SLOT, NS_END, int32_t, slot_t
 from kvcore.actions cimport make_reject
-from kvcore.events cimport (
-    AdmissionReleased, BlocksRemoved, BlocksStored, ContextAdvanced, DispatchAccepted, DispatchFailed, Drained, Event,
-    OutputBlockAdded, OverlapRefreshed, PolicyReplaced, PrefillCompleted, RequestArrived, RequestCancelled,
-    RequestFinished, TimerFired)
-from kvcore.request cimport Request
+from kvcore.events cimport BlocksRemoved, BlocksStored, Drained, RequestArrived, TimerFired
+from kvcore.records cimport check, event_of
 
 from dataclasses import replace
 
 from kvcore._tables import LOAD_DTYPE, POTENTIAL_DTYPE
-from kvcore.actions import RejectReason
 from kvcore.config import SchedulerConfig
 from kvcore.errors import InvalidSnapshot
 from kvcore.events import Outcome
@@ -59,39 +39,12 @@ cdef object COMPLETED = Outcome.COMPLETED
 cdef tuple NOTHING = ()
 
 
-@cython.final
 cdef class Scheduler:
     """The scheduler core: a deterministic state machine without I/O.
 
     Give it facts with `step`, carry out the actions that it returns, step `TimerFired` at `next_deadline_ns`.
     One owner at a time; re-entry raises RuntimeError.
     """
-
-    cdef readonly object config            # SchedulerConfig
-    cdef readonly object profile           # PolicyProfile in force
-    cdef int64_t block_size
-    cdef RequestTable requests
-    cdef Fleet fleet
-    cdef Placement placement
-    cdef Backlog backlog
-    cdef PolicyQueue queue                 # the backlog's
-    cdef Inspector inspector
-    cdef Digester digester
-    cdef Policies policies
-    cdef Endings endings
-    cdef Admission admission
-    cdef Dispatcher dispatcher
-    cdef Lifecycle lifecycle
-    cdef Reload reload
-    cdef WorkerFacts facts
-    cdef Tables tables
-    cdef Forecast forecast
-    cdef Explainer explainer
-    cdef ns_t now_ns
-    cdef list builds                       # fresh admission policies for each PolicyReplaced of the present batch
-    cdef int64_t steps                     # counted in debug builds only
-    cdef bint stepping
-    cdef bint poisoned
 
     def __cinit__(self, config=None, admission=None):
         """A scheduler without workers, at time 0. config None: every default of SchedulerConfig.
@@ -114,17 +67,23 @@ cdef class Scheduler:
         self.fleet = Fleet(config, distinct, self.requests)
         self.placement = Placement(self.fleet, self.requests, config, pairs)
         self.backlog = Backlog(config, self.requests, self.fleet, self.placement)
-        self.queue = self.backlog.queue
-        self.inspector = Inspector(profile, self.requests, self.queue, self.fleet)
-        self.digester = Digester(self.requests, self.queue, self.fleet)
+        self.inspector = Inspector(profile, self.requests, self.backlog.queue, self.fleet)
+        self.digester = Digester(self.requests, self.backlog.queue, self.fleet)
         self.endings = Endings(self.requests, self.fleet, self.inspector, self.policies)
         self.admission = Admission(
             self.requests, self.fleet, self.placement, self.backlog, self.endings, self.policies)
+        self.outbox = Outbox(self.requests, self.fleet.workers)
+        self.fleet.exchange.out = self.outbox.actions
         self.dispatcher = Dispatcher(
-            config, self.requests, self.fleet, self.placement, self.backlog, self.endings)
+            config, self.requests, self.fleet, self.placement, self.backlog, self.endings, self.outbox)
         self.lifecycle = Lifecycle(
             config, self.requests, self.fleet, self.backlog, self.placement, self.inspector, self.endings,
             self.admission, self.dispatcher, self.policies)
+        self.settler = Settler(
+            self.requests, self.fleet, self.placement, self.backlog, self.dispatcher, self.endings, self.admission,
+            self.policies)
+        self.arrivals = Arrivals(self.lifecycle, self.settler, self.block_size)
+        self.batch = Batch(self.lifecycle, self.arrivals, self.settler, self.outbox)
         self.reload = Reload(
             self.requests, self.fleet, self.placement, self.backlog, self.inspector, self.admission, self.policies)
         self.facts = WorkerFacts(self.lifecycle)
@@ -139,44 +98,98 @@ cdef class Scheduler:
 
     def step(self, event, /):
         """Apply one fact; returns the actions that follow. Raises InvalidEvent, and then nothing has changed."""
-        return self._run((event,))
+        return self.play(event)
 
     def step_many(self, events, /):
         """Apply facts in order, then decide once, at the last one's time (DESIGN 3, item 5). Empty: nothing happens."""
-        return self._run(tuple(events))
-
-    @property
-    def next_deadline_ns(self):
-        """When the core next wants a step if nothing else happens: a time, or None. O(admission policies)."""
-        cdef ns_t due_ns = min(self.lifecycle.first_due_ns(), self.fleet.next_due_ns(self.queue.size > 0))
-        return None if due_ns >= NS_END else due_ns
-
-    cdef tuple _run(self, tuple events):
         cdef list out
+        events = tuple(events)
         self._check_owner()
         if not events:
             return NOTHING
         self.stepping = True
         try:
-            built = accept(events, self.now_ns, self.block_size, self.policies)
-            if built is not None:
-                self.builds = built
-            self.poisoned = True               # until the batch is through
-            out = self.fleet.exchange.out = []
-            self.backlog.begin_batch()
+            built = accept(events, self.fleet.ledger.now_ns, self.block_size, self.policies)
+            out = self._begin(built)
             for event in events:
-                self._advance((<Event>event).now_ns, out)
                 self._apply(<Event>event, out)
-                if self.policies.any:
-                    self.admission.deliver_all(out)
-            self._settle(out)
-            self.backlog.park(out)
-            if DEBUG_CHECKS:
-                self._check_invariants()
-            self.poisoned = False
+            self._end(out)
+            return self.outbox.taken()
         finally:
             self.stepping = False
-        return tuple(out) if out else NOTHING
+
+    def step_array(self, records, hashes=None, names=()):
+        """Step every row of an array in order, each by itself: the same actions and state as `step` for each.
+
+        records: array of EVENT_DTYPE, shape (n,). hashes: array of uint64 that rows point into. names: of policy
+        classes, which rows count from 1. See kvcore.records. Returns an array of ACTION_DTYPE, in order of emission.
+
+        The interpreter lock is released; meanwhile no other thread can use this scheduler. Raises InvalidEvent as
+        `step` would, with the index of the row, and then no row has been applied; ValueError where a live request has
+        an id that no row can hold, or SchedulerConfig.replica is set.
+        """
+        cdef list out
+        self._check_owner()
+        if self.fleet.exchange.speaks:
+            raise ValueError("step_array: no row can hold what other replicas are told")
+        if not self.requests.ids.all_numbers():
+            raise ValueError("step_array: a live request has an id that is no handle")
+        self.stepping = True
+        try:
+            self.batch.begin(records, hashes, names)
+            check(&self.batch.given, self.fleet.ledger.now_ns, self.block_size)
+            self.outbox.begin_records(len(records))
+            out = self.outbox.actions
+            self.poisoned = True               # until the batch is through
+            self.sealed = True
+            with nogil:
+                self.batch.play(out, _aside, <void*>self)
+            self.poisoned = False
+            return self.outbox.table()
+        finally:
+            self.sealed = False
+            self.stepping = False
+            self.batch.end()
+
+    cdef tuple play(self, object event):
+        """`step` for C."""
+        cdef list out
+        self._check_owner()
+        self.stepping = True
+        try:
+            built = accept_one(event, 0, self.fleet.ledger.now_ns, self.block_size, self.policies)
+            out = self._begin(None if built is None else [built])
+            self._apply(<Event>event, out)
+            self._end(out)
+            return self.outbox.taken()
+        finally:
+            self.stepping = False
+
+    @property
+    def next_deadline_ns(self):
+        """When the core next wants a step if nothing else happens: a time, or None. O(admission policies)."""
+        cdef ns_t due_ns
+        self._check_reader()
+        due_ns = min(self.lifecycle.first_due_ns(), self.fleet.next_due_ns(self.backlog.queue.size > 0))
+        return None if due_ns >= NS_END else due_ns
+
+    cdef list _begin(self, list built):
+        """A step of accepted events begins. Returns the list of its actions."""
+        if built is not None:
+            self.builds = built
+        self.poisoned = True                   # until the batch is through
+        self.backlog.begin_batch()
+        self.outbox.begin()
+        return self.outbox.actions
+
+    cdef int _end(self, list out) except -1:
+        """All facts of the step have been applied: decide."""
+        self.settler.settle(out)
+        self.backlog.park(self.outbox)
+        if DEBUG_CHECKS:
+            self._check_invariants()
+        self.poisoned = False
+        return 0
 
     cdef int _check_owner(self) except -1:
         if self.stepping:
@@ -185,10 +198,23 @@ cdef class Scheduler:
             raise RuntimeError("this scheduler has failed before; its state cannot be trusted")
         return 0
 
+    cdef int _check_reader(self) except -1:
+        if self.sealed:
+            raise RuntimeError("called while step_array runs: one owner at a time")
+        return 0
+
     cdef int _apply(self, Event event, list out) except -1:
+        """Let time pass until the event, apply it, tell the admission policies."""
+        self._advance(event.now_ns, out)
+        self._dispatch(event, out)
+        if self.policies.any:
+            self.admission.deliver_all(out)
+        return 0
+
+    cdef int _dispatch(self, Event event, list out) except -1:
         cdef object kind = type(event)
         if kind is RequestArrived:
-            return self._on_arrived((<RequestArrived>event).request, out)
+            return self.arrivals.arrive((<RequestArrived>event).request, out)
         if kind is OutputBlockAdded:
             return self._on_output_block(<OutputBlockAdded>event, out)
         if kind is PrefillCompleted:
@@ -238,57 +264,9 @@ cdef class Scheduler:
             if self.policies.any:
                 self.admission.deliver(out)
             due_ns = self.lifecycle.first_due_ns()
-        self.fleet.advance(now_ns)
-        self.now_ns = now_ns
-        return 0
+        return self.fleet.advance(now_ns)
 
     # Requests before they run.
-
-    cdef int _on_arrived(self, Request request, list out) except -1:
-        cdef slot_t slot
-        cdef int64_t current = 0
-        cdef int64_t bound = 0
-        cdef limit_t kind = LIMIT_NONE
-        cdef entry_t entry
-        self.inspector.arrived += 1
-        reason = self._refusal(request)
-        if reason is not None:
-            self.inspector.count_reject(reason, -1)
-            out.append(make_reject(request.request_id, reason, -1))
-            return 0
-        slot = self.requests.open(request, self.now_ns, self.block_size)
-        self.backlog.classify(slot, request)
-        self.inspector.unknown_names += not self.backlog.knows(request.policy_class)
-        if self._is_over_limit(slot, &kind, &current, &bound):
-            # What single steps would have run must not be refused because a batch has not decided yet.
-            self._settle(out)
-        entry = self.admission.arrive(slot, out)
-        if entry == ENTRY_ENDED:
-            return 0
-        if self._is_over_limit(slot, &kind, &current, &bound):
-            if entry != ENTRY_DEFER:
-                self._settle(out)              # its policy may have moved it to another class
-            if self._is_over_limit(slot, &kind, &current, &bound):
-                return self.endings.reject(
-                    slot, self.backlog.queue_full(slot, request.request_id, kind, current, bound), out)
-        return self.backlog.defer(slot) if entry == ENTRY_DEFER else self.backlog.store(slot)
-
-    cdef bint _is_over_limit(self, slot_t slot, limit_t* kind, int64_t* current, int64_t* bound) except -1:
-        """Whether a limit of its class refuses a classified request now."""
-        kind[0] = LIMIT_NONE
-        if self.requests.rows[slot].may_wait:
-            kind[0] = self.backlog.limit_hit(slot, current, bound)
-        return kind[0] != LIMIT_NONE
-
-    cdef object _refusal(self, Request request):
-        """Why an arriving request cannot even wait, or None (DESIGN D6)."""
-        if self.requests.find(request.request_id) != NO_SLOT:
-            return RejectReason.DUPLICATE_ID
-        if self.lifecycle.draining:
-            return RejectReason.SHUTTING_DOWN
-        if request.deadline_ns is not None and request.deadline_ns <= self.now_ns:
-            return RejectReason.DEADLINE_EXPIRED
-        return self.placement.refusal(request, self.now_ns)
 
     cdef int _on_released(self, AdmissionReleased event, list out) except -1:
         cdef slot_t slot = self.requests.find(event.request_id)
@@ -324,7 +302,7 @@ cdef class Scheduler:
         return self.lifecycle.cancel(slot)
 
     cdef int _on_accepted(self, DispatchAccepted event, list out) except -1:
-        cdef slot_t slot = self.lifecycle.running(event.request_id, event.attempt)
+        cdef slot_t slot = self.lifecycle.running(self.requests.find(event.request_id), event.attempt)
         if slot == NO_SLOT or not self.lifecycle.accept(slot):
             return self.lifecycle.ignore(event.request_id, event.attempt, out)
         return 0
@@ -336,26 +314,22 @@ cdef class Scheduler:
         return self.lifecycle.fail(slot, event.retry, out)
 
     cdef int _on_prefill_completed(self, PrefillCompleted event, list out) except -1:
-        cdef slot_t slot = self.lifecycle.running(event.request_id, event.attempt)
-        if slot == NO_SLOT or not self.fleet.ledger.bookings[slot].prefilling:
+        cdef slot_t slot = self.lifecycle.running(self.requests.find(event.request_id), event.attempt)
+        if slot == NO_SLOT or not self.lifecycle.complete_prefill(slot):
             return self.lifecycle.ignore(event.request_id, event.attempt, out)
-        self.lifecycle.progress(slot)
-        self.fleet.complete_prefill(slot)
         return 0
 
     cdef int _on_output_block(self, OutputBlockAdded event, list out) except -1:
-        cdef slot_t slot = self.lifecycle.running(event.request_id, event.attempt)
+        cdef slot_t slot = self.lifecycle.running(self.requests.find(event.request_id), event.attempt)
         cdef int32_t weight = -1
         if slot == NO_SLOT:
             return self.lifecycle.ignore(event.request_id, event.attempt, out)
         if event.decay_fraction is not None:
             weight = <int32_t>floor(<double>event.decay_fraction * FRACTION_ONE + 0.5)
-        self.lifecycle.progress(slot)
-        self.fleet.ledger.add_output(slot, weight)
-        return 0
+        return self.lifecycle.add_output(slot, weight)
 
     cdef int _on_context_advanced(self, ContextAdvanced event, list out) except -1:
-        cdef slot_t slot = self.lifecycle.running(event.request_id, event.attempt)
+        cdef slot_t slot = self.lifecycle.running(self.requests.find(event.request_id), event.attempt)
         if slot == NO_SLOT:
             return self.lifecycle.ignore(event.request_id, event.attempt, out)
         self.lifecycle.progress(slot)
@@ -365,32 +339,8 @@ cdef class Scheduler:
         cdef slot_t slot = self.requests.find_attempt(event.request_id, event.attempt)
         if slot == NO_SLOT:
             return self.lifecycle.ignore(event.request_id, event.attempt, out)
-        return self.lifecycle.finish(slot, event.outcome is COMPLETED, event.context_tokens)
-
-    # Decisions.
-
-    cdef int _settle(self, list out) except -1:
-        """Pop, place, repeat, until no head may run; then refuse the first that may not wait, and look again.
-
-        One at a time, by seq: who stands behind it may run once it is gone, as if it had arrived in a step of its own.
-        """
-        cdef slot_t slot
-        self.backlog.recheck()
-        while True:
-            slot = self.queue.pop(runs_now, <void*>self.placement)
-            if self.placement.failure is not None:
-                raise self.placement.failure
-            if slot != NO_SLOT:
-                self.dispatcher.place(slot, out)
-                if self.fleet.changes:
-                    self.backlog.recheck()
-                continue
-            slot = self.backlog.next_leftover()
-            if slot != NO_SLOT:
-                self.backlog.withdraw(slot)
-                self.endings.reject(slot, self.backlog.would_queue(slot, self.requests.ids.id_of(slot)), out)
-            elif not self.policies.any or not self.admission.deliver_all(out):
-                return 0
+        return self.lifecycle.finish(
+            slot, event.outcome is COMPLETED, -1 if event.context_tokens is None else event.context_tokens)
 
     # Reading. None of it changes the digest.
 
@@ -401,11 +351,17 @@ cdef class Scheduler:
         lets an older request go first, the answer is that of one that waits, even if both would run in that step.
         """
         self._check_owner()
-        accept((RequestArrived(self.now_ns, request),), self.now_ns, self.block_size, self.policies)
-        reason = self._refusal(request)
+        self._check_arrival(request)
+        reason = self.arrivals.refusal(request)
         if reason is not None:
             return make_reject(request.request_id, reason, -1)
-        return self.forecast.answer(request, self.now_ns)
+        return self.forecast.answer(request, self.fleet.ledger.now_ns)
+
+    cdef int _check_arrival(self, Request request) except -1:
+        """What `step` would say of its arrival now."""
+        cdef ns_t now_ns = self.fleet.ledger.now_ns
+        accept_one(RequestArrived(now_ns, request), 0, now_ns, self.block_size, self.policies)
+        return 0
 
     def explain(self, str request_id not None, /):
         """Where a request stands and why: an Explanation. O(ranks that it may use)."""
@@ -424,6 +380,7 @@ cdef class Scheduler:
 
     def loads(self):
         """Load of every rank in canonical order: numpy structured array of LOAD_DTYPE, shape (ranks,). O(ranks)."""
+        self._check_reader()
         return self.tables.loads()
 
     def potential_loads(self, Request request not None, /):
@@ -432,19 +389,22 @@ cdef class Scheduler:
         Raises InvalidEvent as `step` would. Books nothing: what it says holds until the next step.
         """
         self._check_owner()
-        accept((RequestArrived(self.now_ns, request),), self.now_ns, self.block_size, self.policies)
-        return self.forecast.potential_loads(request, self.now_ns)
+        self._check_arrival(request)
+        return self.forecast.potential_loads(request, self.fleet.ledger.now_ns)
 
     def replica_facts(self):
         """All own bookings, for PeerSynced: a ReplicaFacts. Raises RuntimeError without SchedulerConfig.replica."""
+        self._check_reader()
         return self.fleet.exchange.facts(self.dispatcher.next_attempt)
 
     def stats(self):
         """Counters and gauges: a SchedulerStats. O(classes)."""
+        self._check_reader()
         return self.inspector.stats()
 
     def digest(self):
         """128 bits over the canonical state, as 32 hexadecimal digits (DESIGN 6). O(live requests, ranks, classes)."""
+        self._check_reader()
         return self.digester.digest(
             self.profile, (
                 self.dispatcher.generator, self.backlog.next_seq, self.dispatcher.next_attempt,
@@ -457,7 +417,8 @@ cdef class Scheduler:
         Canonical: no prompt text, but ids, names and block hashes. NotImplementedError: a policy has no `dump`.
         """
         self._check_owner()
-        return SnapshotWriter(self.lifecycle).write(self.config, self.profile, self.now_ns, self.digest())
+        return SnapshotWriter(self.lifecycle).write(
+            self.config, self.profile, self.fleet.ledger.now_ns, self.digest())
 
     @staticmethod
     def restore(data, *, admission=None, replica_generation=None, decisions_kept=None):
@@ -489,10 +450,19 @@ cdef class Scheduler:
         """Take over the state of another scheduler with this configuration; this one is new."""
         if reader.profile != self.profile:
             self._adopt(reader.profile, self.policies.build(reader.profile), [])
-        reader.fill(self.lifecycle)
-        self.now_ns = self.fleet.ledger.now_ns
-        return 0
+        return reader.fill(self.lifecycle)
 
     def audit(self):
         """Recompute every total from live requests; returns the differences as text: none, ever. O(live requests)."""
+        self._check_reader()
         return self.inspector.audit()
+
+
+cdef int _aside(void* owner, int64_t i) except -1 with gil:
+    """Apply a row of the present array as an event object; -1: check invariants."""
+    cdef Scheduler scheduler = <Scheduler>owner
+    cdef Batch batch = scheduler.batch
+    if i < 0:
+        return scheduler._check_invariants()
+    return scheduler._apply(
+        event_of(&batch.given.events[i], batch.given.hashes, batch.names), scheduler.outbox.actions)

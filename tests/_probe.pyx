@@ -8,7 +8,7 @@ from kvcore._heap cimport (
     node_t)
 from kvcore._keys cimport fill_key, order_named
 from kvcore._requests cimport STATE_EVICTED, STATE_WAITING, TIMER_DEADLINE, TIMER_LOOK, RequestTable, request_t
-from kvcore._slots cimport SlotTable
+from kvcore._slots cimport NO_NUMBER, SlotTable, number_in
 from kvcore._taints cimport TaintTable
 from kvcore._types cimport NEVER_NS, NO_SLOT, int32_t, int64_t, ns_t, slot_t, uint32_t, uint64_t
 from kvcore._workers cimport WorkerTable, worker_t
@@ -30,6 +30,12 @@ cdef tuple tuple_of(const key_t* key):
     return (key.tier, key.first, key.second, key.seq)
 
 
+def number_from(str id):
+    """number_in; None: it writes out no number."""
+    cdef int64_t number = number_in(id)
+    return None if number == NO_NUMBER else number
+
+
 cdef class Slots:
     """SlotTable."""
 
@@ -47,6 +53,15 @@ cdef class Slots:
 
     def add(self, id):
         return self.table.add(id)
+
+    def add_number(self, int64_t number):
+        return self.table.add_number(number)
+
+    def get_number(self, int64_t number):
+        return or_none(self.table.get_number(number))
+
+    def all_numbers(self):
+        return self.table.all_numbers()
 
     def remove(self, slot_t slot):
         self.table.remove(slot)

@@ -190,11 +190,11 @@ cdef class Ships:
 
     def cached(self, int tier=0):
         """(blocks, (block, rank) pairs, mixed) of the index of a tier."""
-        index = self.fleet._tier(tier)
+        index = self.fleet.tier(tier)
         return index.blocks, index.pairs, index.mixed
 
     def holds(self, worker_id, uint32_t dp_rank, uint64_t hash, int tier=0):
-        return bool(self.fleet._tier(tier).holds(hash, self.fleet.workers.find_rank(worker_id, dp_rank)))
+        return bool(self.fleet.tier(tier).holds(hash, self.fleet.workers.find_rank(worker_id, dp_rank)))
 
     def mark(self, worker_id, str source, bint available, bint overloaded, ns_t end_ns=NEVER_NS, int64_t incarnation=0):
         return bool(self.fleet.set_mark(worker_id, incarnation, source, available, overloaded, end_ns))

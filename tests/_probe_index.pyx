@@ -215,7 +215,10 @@ cdef class Active:
         self.blocks.rows[row].at = at
 
     def acquire(self, uint64_t hash, slot_t rank):
-        return self.blocks.acquire(hash, rank)
+        cdef int32_t row = self.blocks.acquire(hash, rank)
+        if row == NO_SLOT:
+            raise MemoryError
+        return row
 
     def release(self, int32_t row):
         return bool(self.blocks.release(row))
@@ -235,7 +238,7 @@ cdef class Active:
         cdef array.array hashes = hashes_of(path)
         cdef int64_t i
         for i in range(len(hashes)):
-            self.blocks.acquire(hashes.data.as_ulonglongs[i], rank)
+            self.acquire(hashes.data.as_ulonglongs[i], rank)
 
     def releases(self, path, slot_t rank):
         cdef array.array hashes = hashes_of(path)

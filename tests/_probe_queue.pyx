@@ -51,7 +51,7 @@ cdef class Judge:
         return 0
 
 
-cdef bint ask(void* judge, slot_t class_index, slot_t item) noexcept:
+cdef bint ask(void* judge, slot_t class_index, slot_t item) noexcept with gil:
     try:
         return (<Judge>judge).function(class_index, item)
     except BaseException as error:

@@ -6,6 +6,7 @@ request. `settled` is what every story ends with: the ledger is empty, and the n
 
 from __future__ import annotations
 
+import functools
 import json
 from contextlib import asynccontextmanager
 
@@ -25,6 +26,7 @@ JSON = [(b"content-type", b"application/json")]
 EVENTS = [(b"content-type", b"text/event-stream")]
 PATIENCE_S = 20
 PROMPT = {"model": "m", "prompt": [1, 2, 3, 4], "max_tokens": 3}
+STREAM = {**PROMPT, "stream": True}
 
 
 def chunk(text: str | None = "x", finish: str | None = None, index: int = 0) -> bytes:
@@ -54,6 +56,44 @@ async def usual(request, body) -> None:
         await request.respond(200, JSON, plain())
 
 
+class Stage:
+    """A script that stands still where the test wants it to."""
+
+    def __init__(self, *parts: bytes, rest: tuple[bytes, ...] = ()) -> None:
+        self.parts, self.rest = parts, rest
+        self.is_there, self.go_on = trio.Event(), trio.Event()
+
+    async def __call__(self, request, body) -> None:
+        if not self.parts:
+            self.is_there.set()
+            await self.go_on.wait()
+        async with request.stream(200, EVENTS) as send:
+            for part in self.parts:
+                await send(part)
+            self.is_there.set()
+            await self.go_on.wait()
+            for part in self.rest:
+                await send(part)
+
+
+async def begin(port: int, body) -> trio.SocketStream:
+    """A client that has sent its request."""
+    stream = await trio.open_tcp_stream("127.0.0.1", port)
+    data = json.dumps(body).encode()
+    await stream.send_all(
+        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(data) + data)
+    return stream
+
+
+async def read_until(stream, text: bytes) -> bytes:
+    data = b""
+    while text not in data:
+        part = await stream.receive_some()
+        assert part, data
+        data += part
+    return data
+
+
 class Engine:
     """A scripted worker. asked: bodies of the completions that came; fields: their headers; gone: how many clients went
     away while it answered. health: the status of /health.
@@ -63,6 +103,7 @@ class Engine:
         self.asked, self.fields, self.scripts = [], [], []
         self.models = ("m",)
         self.health, self.gone, self.port = 200, 0, 0
+        self.max_requests = None
         self.server = None
         self._scope = None
 
@@ -97,6 +138,12 @@ class Engine:
                 self.server = await nursery.start(serve_http, listeners, self.handle, Limits())
                 task_status.started(self)
 
+    @staticmethod
+    async def break_off(request) -> None:
+        """As a process that dies while it answers: this connection ends here."""
+        request._connection.life.cancel()
+        await trio.sleep_forever()
+
     def kill(self) -> None:
         """As a process that dies: all its connections break."""
         self._scope.cancel()
@@ -105,10 +152,11 @@ class Engine:
 def configured(*engines: Engine, **settings) -> PolicyDesk:
     """A desk for a gateway; settings by key, with __ for the dot."""
     given = {
-        "listen.port": 0, "admin.port": 0, "workers": tuple(UpstreamSpec(item.url, **item.options) if hasattr(
-            item, "options") else UpstreamSpec(item.url) for item in engines),
+        "listen.port": 0, "admin.port": 0,
+        "workers": tuple(UpstreamSpec(item.url, max_requests=item.max_requests) for item in engines),
         "timeouts.probe_interval_s": 0.05, "timeouts.pause_s": 0.05, "timeouts.drain_s": 5.0,
-        "scheduler.default_busy_threshold_frac": None, **{key.replace("__", "."): value for key, value in settings.items()}}
+        "scheduler.default_busy_threshold_frac": 16.0,
+        **{key.replace("__", "."): value for key, value in settings.items()}}
     config, _ = resolve({key: Given(value, "test") for key, value in given.items()})
     return PolicyDesk(config)
 
@@ -182,6 +230,7 @@ async def world(engines: int | list[Engine] = 1, **settings):
 
 def story(function):
     """Run an asynchronous test under trio, for so long at most."""
+    @functools.wraps(function)
     def run(*args, **kwargs):
         async def main():
             with trio.fail_after(4 * PATIENCE_S):
@@ -189,5 +238,4 @@ def story(function):
 
         trio.run(main)
 
-    run.__name__, run.__doc__ = function.__name__, function.__doc__
     return run

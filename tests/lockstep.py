@@ -28,11 +28,11 @@ class Difference(AssertionError):
     """The scheduler and the oracle disagree; the text ends with code that shows it, and see journals.py."""
 
 
-def play(plan: Plan, make_scheduler, make_oracle=Oracle) -> None:
-    """Play one plan on both; raises Difference at the first one."""
+def play(plan: Plan, make_scheduler, make_oracle=Oracle, numbered: bool = False) -> None:
+    """Play one plan on both; raises Difference at the first one. numbered: all ids are numbers."""
     calls, wanted_calls = [], []
     scheduler, oracle = make_scheduler(plan.config, logged(calls)), make_oracle(plan.config, logged(wanted_calls))
-    resolver = Resolver(plan, oracle)
+    resolver = Resolver(plan, oracle, numbered)
     batches = []
     for number, events in enumerate(resolver.batches()):
         batches.append(events)

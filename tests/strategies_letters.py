@@ -73,8 +73,10 @@ class Resolver(PeerLetters):
 
     paths = PATHS
 
-    def __init__(self, plan, oracle) -> None:
+    def __init__(self, plan, oracle, numbered: bool = False) -> None:
+        """numbered: all ids are numbers."""
         self.plan = plan
+        self.numbered = numbered
         self.flavour = plan.flavour
         self.oracle = oracle
         self.now_ns = plan.start_ns
@@ -148,8 +150,9 @@ class Resolver(PeerLetters):
         return self.request()
 
     def new_name(self) -> str:
+        """Every other one is a number, which the core keeps as such."""
         self.names += 1
-        self.used.append(f"r{self.names}")
+        self.used.append(f"r{self.names}" if self.names % 2 and not self.numbered else str(self.names))
         return self.used[-1]
 
     def old_name(self, number: int) -> str:

@@ -2,7 +2,8 @@
 
 Errors are one line on stderr, `kvcore: error: ...`, and exit status 2; Ctrl-C is `kvcore: interrupted` and 130. A
 traceback and status 1 stand for a bug in kvcore itself; status 1 alone is the answer of `kvcore journal replay` that
-something differs. A reader that closes our output early (`| head`) is no error.
+something differs, and status 3 that of `kvcore bench --compare` that something has grown. A reader that closes our
+output early (`| head`) is no error.
 """
 
 from __future__ import annotations
@@ -15,8 +16,10 @@ import click
 
 from kvcore.errors import KvcoreError
 
+from .bench import bench_command
 from .demo import demo_command
 from .journal import journal_group
+from .kvevents import kvevents_group
 from .mock_worker import mock_worker_command
 from .policy import policy_group
 from .replay import replay_command
@@ -69,6 +72,8 @@ cli.add_command(serve_command)
 cli.add_command(replay_command)
 cli.add_command(policy_group)
 cli.add_command(journal_group)
+cli.add_command(bench_command)
+cli.add_command(kvevents_group)
 cli.add_command(mock_worker_command)
 cli.add_command(demo_command)
 

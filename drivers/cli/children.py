@@ -29,10 +29,11 @@ class ChildFailed(RuntimeError):
 
 
 class Child:
-    """A server that is running. url: of its public listener."""
+    """A server. url: of its public listener."""
 
-    def __init__(self, process: subprocess.Popen[bytes], url: str) -> None:
-        self.process, self.url = process, url
+    def __init__(self, process: subprocess.Popen[bytes], port: int, ready: str, said: IO[bytes]) -> None:
+        self.process, self.url = process, f"http://127.0.0.1:{port}"
+        self._port, self._ready, self._said = port, ready, said
 
     @property
     def cpu_s(self) -> float:
@@ -42,6 +43,24 @@ class Child:
             with suppress(OSError):     # a thread that has just ended
                 spent_ns += int((thread / "schedstat").read_text(encoding="ascii").split()[0])
         return spent_ns / 1e9
+
+    def wait(self) -> None:
+        """Until it answers. Raises: ChildFailed."""
+        until_s = time.monotonic() + START_S
+        while self.process.poll() is None and time.monotonic() < until_s:
+            connection = HTTPConnection("127.0.0.1", self._port, timeout=5)
+            try:
+                connection.request("GET", self._ready)
+                if connection.getresponse().status == 200:
+                    return
+            except (OSError, HTTPException):
+                pass
+            finally:
+                connection.close()
+            time.sleep(0.02)
+        self._said.seek(0)
+        text = self._said.read().decode(errors="replace").strip()
+        raise ChildFailed(f"a server does not start: {text[-2000:] or 'it says nothing'}")
 
     @property
     def resident_bytes(self) -> int:
@@ -59,44 +78,27 @@ def free_port() -> int:
 
 
 @contextmanager
-def server(arguments: Sequence[str], port: int, ready: str = "/health") -> Iterator[Child]:
+def server(arguments: Sequence[str], port: int, ready: str = "/health", *, wait: bool = True) -> Iterator[Child]:
     """`kvcore ARGUMENTS` as long as the block lasts, once it answers 200 on this path of this port of loopback.
 
-    Raises: ChildFailed.
+    wait: False: at once; the caller waits. Raises: ChildFailed.
     """
-    url = f"http://127.0.0.1:{port}"
     with tempfile.TemporaryFile() as said:
         parent = os.getpid()
         process = subprocess.Popen(
             [sys.executable, "-m", "kvcore", *arguments], stdin=subprocess.DEVNULL, stdout=said, stderr=said,
             start_new_session=True, preexec_fn=lambda: _die_with(parent))
         try:
-            _wait(process, port, ready, said)
-            yield Child(process, url)
+            child = Child(process, port, ready, said)
+            if wait:
+                child.wait()
+            yield child
         finally:
             process.terminate()
             with suppress(subprocess.TimeoutExpired):
                 process.wait(STOP_S)
             process.kill()
             process.wait()
-
-
-def _wait(process: subprocess.Popen[bytes], port: int, path: str, said: IO[bytes]) -> None:
-    until_s = time.monotonic() + START_S
-    while process.poll() is None and time.monotonic() < until_s:
-        connection = HTTPConnection("127.0.0.1", port, timeout=5)
-        try:
-            connection.request("GET", path)
-            if connection.getresponse().status == 200:
-                return
-        except (OSError, HTTPException):
-            pass
-        finally:
-            connection.close()
-        time.sleep(0.02)
-    said.seek(0)
-    text = said.read().decode(errors="replace").strip()
-    raise ChildFailed(f"a server does not start: {text[-2000:] or 'it says nothing'}")
 
 
 def _die_with(parent: int) -> None:

@@ -87,7 +87,12 @@ def demo_command(requests: int, engine: str, port: int, keep: bool) -> None:
                 click.echo(f"$ {command}")
             click.echo(f"\n{requests} requests to {servers.url}, all at once ...\n")
             load = Load("127.0.0.1", int(servers.url.rpartition(":")[2]))
-            outcomes = trio.run(load.all_at_once, jobs(requests))
+            try:
+                outcomes = trio.run(load.all_at_once, jobs(requests))
+            except BaseExceptionGroup as group:
+                if group.subgroup(KeyboardInterrupt) is None:
+                    raise
+                raise KeyboardInterrupt from None
             load.close()
             _print(outcomes)
             if keep:
@@ -109,17 +114,20 @@ def _servers(engine: str, port: int) -> Iterator[Servers]:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kvcore-demo-")))
         policy = folder / "policy.yaml"
         policy.write_text(_POLICY, encoding="utf-8")
-        commands, workers = [], []
+        commands, engines, workers = [], [], []
         for _ in range(WORKERS):
             http, events, replay = free_port(), free_port(), free_port()
             ends = f"tcp://127.0.0.1:{events}", f"tcp://127.0.0.1:{replay}"
             arguments = ["mock-worker", "--port", str(http), "--engine", engine, "--max-num-seqs", str(SLOTS),
                          "--block-size", str(BLOCK_SIZE), "--kv-events", ends[0], "--kv-replay", ends[1]]
-            url = stack.enter_context(server(arguments, http)).url
-            workers += ["--worker", f"{url},max-requests={SLOTS},kv-events={ends[0]},kv-replay={ends[1]}"]
+            engines.append(stack.enter_context(server(arguments, http, wait=False)))
+            known = f"max-requests={SLOTS},kv-events={ends[0]},kv-replay={ends[1]}"
+            workers += ["--worker", f"http://127.0.0.1:{http},{known}"]
             commands.append(shlex.join(["kvcore", *arguments]))
         arguments = ["serve", "--port", str(port), "--admin-port", "none", "--policy", str(policy),
                      "--scheduler-capacity", "strict", "--scheduler-block-size", str(BLOCK_SIZE), *workers]
+        for child in engines:
+            child.wait()
         gateway = stack.enter_context(server(arguments, port, "/ready"))
         yield Servers(gateway.url, [*commands, shlex.join(["kvcore", *arguments])])
 

@@ -87,7 +87,7 @@ def check_command(file: str, model: str | None, max_prompt: int | None, as_json:
     from kvcore.policy_lint import lint
 
     try:
-        document = load_policy(_read_text(file), source=file)
+        document = load_policy(read_policy_text(file), source=file)
         check_admission(document)
     except InvalidPolicy as error:
         raise PolicyFileError(str(error)) from error
@@ -109,7 +109,8 @@ def _one_line(text: str) -> str:
     return "".join([c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text])
 
 
-def _read_text(file: str) -> str:
+def read_policy_text(file: str) -> str:
+    """The text of a policy file. Raises: PolicyFileError."""
     try:
         with open(file, "rb") as stream:
             data = stream.read(FILE_BYTES_MAX + 1)

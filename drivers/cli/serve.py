@@ -10,9 +10,9 @@ import click
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from kvcore.drivers.gateway.config import GatewayConfig
-    from kvcore.drivers.gateway.config_file import Given
-    from kvcore.drivers.gateway.policy_desk import PolicyDesk
+    from ..gateway.config import GatewayConfig
+    from ..gateway.config_file import Given
+    from ..gateway.policy_desk import PolicyDesk
 
 #: What the extra installs; said where one of them is missing.
 _EXTRA = "needs the extra `gateway`: pip install 'kvcore[gateway]'"
@@ -44,8 +44,8 @@ def _own_options() -> tuple[click.Option, ...]:
 
 @functools.cache
 def _setting_options() -> tuple[click.Option, ...]:
-    from kvcore.drivers.gateway.config import SETTINGS
-    from kvcore.drivers.gateway.settings import shown
+    from ..gateway.config import SETTINGS
+    from ..gateway.settings import shown
 
     options = []
     for item in SETTINGS:
@@ -82,7 +82,7 @@ def serve_command(
       kvcore serve --config gateway.yaml --port 9000 --dump-config
     """
     try:
-        from kvcore.drivers.gateway.policy_desk import PolicyDesk
+        from ..gateway.policy_desk import PolicyDesk
 
         config, places = configure(ctx, config_file, workers, texts)
         desk = PolicyDesk(config)
@@ -98,10 +98,10 @@ def configure(
     ctx: click.Context, config_file: str | None, workers: tuple[str, ...], texts: Mapping[str, str | None],
 ) -> tuple[GatewayConfig, dict[str, str]]:
     """The effective configuration, and where each value that is not a default came from."""
-    from kvcore.drivers.gateway.config import SETTINGS, GatewayConfig, resolve
-    from kvcore.drivers.gateway.config_file import Given, InvalidGatewayConfig, read_file
-    from kvcore.drivers.gateway.policy_desk import read_text
-    from kvcore.drivers.gateway.upstreams import UpstreamSpec
+    from ..gateway.config import SETTINGS, GatewayConfig, resolve
+    from ..gateway.config_file import Given, InvalidGatewayConfig, read_file
+    from ..gateway.policy_desk import read_text
+    from ..gateway.upstreams import UpstreamSpec
 
     flags: dict[str, Given] = {}
     environment: dict[str, Given] = {}
@@ -129,7 +129,7 @@ def dumped(config: GatewayConfig, places: Mapping[str, str]) -> str:
     """A configuration as a file that gives it, with the origin of each value behind it in comments."""
     import yaml
 
-    from kvcore.drivers.gateway.config import dump
+    from ..gateway.config import dump
 
     text: str = yaml.safe_dump(dump(config), sort_keys=False, allow_unicode=True)
     lines = [f"# {key}: {place}" for key, place in sorted(places.items())]
@@ -142,7 +142,7 @@ def run(desk: PolicyDesk, places: Mapping[str, str]) -> None:
 
     import trio
 
-    from kvcore.drivers.gateway.gateway import run as serve
+    from ..gateway.gateway import run as serve
 
     logging.basicConfig(
         level=desk.config.log_level.value.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")

@@ -41,12 +41,15 @@ from .errors import Errors
 from .fleet import Fleet, Worker
 from .policy_desk import PolicyDesk, as_text
 from .refusals import Refused, Trouble
-from .upstreams import UpstreamSpec, is_loopback
+from .upstreams import is_loopback
 
 BODY_BYTES_MAX = 64 << 10
 LIMIT_DEFAULT, LIMIT_MAX = 100, 10_000
 
 log = logging.getLogger("kvcore.gateway")
+
+#: What describes a worker: nothing deep.
+_WISH = msgspec.json.Decoder(str | dict[str, str | int | float | bool | list[str] | None])
 
 Call = Callable[[Request, str], Awaitable[Any]]
 
@@ -109,17 +112,19 @@ class Admin:
         return {"workers": [_row(worker) for worker in self._fleet]}
 
     async def _add(self, request: Request, argument: str) -> Any:
-        data = await request.body(BODY_BYTES_MAX)
-        # JSON is YAML, so one reader checks what an administrator and what a file says of a worker.
-        read = read_file(f'{{"workers": [{data.decode("utf-8")}]}}', "request", type(self._desk.config))
-        specs: tuple[UpstreamSpec, ...] = read["workers"].value if list(read) == ["workers"] else ()
-        if len(specs) != 1:
-            raise Refused(Trouble.MALFORMED, "The body must be one worker: an address, or a mapping with its url.")
         try:
-            worker = await self._fleet.add(specs[0])
+            wish = _WISH.decode(await request.body(BODY_BYTES_MAX))
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise Refused(
+                Trouble.MALFORMED, f"The body must be an address, or an object with its url: {error}") from error
+        # JSON is YAML, so one reader checks what an administrator and what a file says of a worker.
+        text = msgspec.json.encode({"workers": [wish]}).decode()
+        (spec,) = read_file(text, "request", type(self._desk.config))["workers"].value
+        try:
+            worker = await self._fleet.add(spec)
         except ValueError as error:
             raise Refused(Trouble.CONFLICT, str(error)) from error
-        log.info("worker %d added: %s", worker.worker_id, specs[0].url)
+        log.info("worker %d added: %s", worker.worker_id, spec.url)
         return _row(worker)
 
     async def _drain(self, request: Request, argument: str) -> Any:

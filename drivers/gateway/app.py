@@ -16,10 +16,11 @@ from kvcore.request import Request
 from ..http.request import Request as HttpRequest
 from ..http.server import Server
 from ..http.values import Answer, ClientGone, Headers, HttpError, UpstreamError
-from ..protocol import DriverError
+from ..protocol import DriverError, Rejected
 from .bodies import Body, parse
 from .echo import Echo, client_id
 from .errors import Reason
+from .figures import Figures
 from .fleet import Worker
 from .hints import Hints
 from .metrics import Scraper
@@ -47,6 +48,7 @@ class App:
         self.is_draining = False
         self.inside = 0
         self.answered: dict[int, int] = {}
+        self.figures = Figures()
         self._desk, self._meter = desk, meter
         self._limits, self._models_served = desk.config.limits, desk.config.models
         self._prefix, self._count = secrets.token_hex(4), itertools.count(1)
@@ -63,8 +65,14 @@ class App:
             what = Trouble.GATEWAY_FULL
         elif error.status == 500:
             what = Trouble.INTERNAL
-        self._note(error.status)
-        return self.means.errors.answer(what)
+        answer = self.means.errors.answer(what)
+        self._note(answer.status)
+        return answer.status, answer.headers + self._echo(None).headers(), answer.body
+
+    def _echo(self, said: bytes | None) -> Echo:
+        """Of a request that has just come. said: the id that its client gives it."""
+        own_id = f"{self._prefix}-{next(self._count)}"
+        return Echo(client_id(said, own_id), own_id)
 
     async def handle(self, request: HttpRequest) -> None:
         """One request, whatever it is."""
@@ -88,23 +96,26 @@ class App:
         await self._completion(request, chat=False)
 
     async def _completion(self, request: HttpRequest, *, chat: bool) -> None:
-        own_id = f"{self._prefix}-{next(self._count)}"
-        echo = Echo(client_id(request.header(b"x-request-id"), own_id), own_id)
+        echo = self._echo(request.header(b"x-request-id"))
         arrived_ns = self.means.router.now_ns()
         self.inside += 1
         status = 499
         try:
-            await self._serve(request, echo, chat)
-            status = 200
+            status = await self._serve(request, echo, chat)
+            if status == 200:
+                first_ns = None if echo.first_ns is None else echo.first_ns - arrived_ns
+                self.figures.answered(echo.policy_class, first_ns, self.means.router.now_ns() - arrived_ns)
         except ClientGone:
             raise
         except Exception as error:
             if request.started:
                 raise
             if not isinstance(error, Refused | DriverError | UpstreamError | HttpError):
-                log.exception("a request has failed", extra={"request_id": own_id})
+                log.exception("a request has failed", extra={"request_id": echo.own_id})
             if isinstance(error, DriverError):
                 echo.queue_ns = echo.queue_ns or self.means.router.now_ns() - arrived_ns
+            if isinstance(error, Rejected):
+                echo.policy_class = self._desk.class_name(error.action.class_index) or echo.policy_class
             answer = self.means.errors.answer(error)
             status = answer.status
             await request.respond(status, answer.headers + echo.headers(), answer.body)
@@ -112,7 +123,8 @@ class App:
             self.inside -= 1
             self._note(status)
 
-    async def _serve(self, request: HttpRequest, echo: Echo, chat: bool) -> None:
+    async def _serve(self, request: HttpRequest, echo: Echo, chat: bool) -> int:
+        """Answer it; with which status."""
         limits = self._limits
         data = await request.body(limits.body_bytes)
         if self.is_draining:
@@ -132,8 +144,12 @@ class App:
             await passage.run()
         except InvalidEvent as error:
             raise Refused(Trouble.MALFORMED, "The request cannot be scheduled.") from error
-        if passage.usage is not None:
-            self._meter.learn(measured, passage.usage.prompt_tokens)
+        usage = passage.usage
+        if usage is not None:
+            self._meter.learn(measured, usage.prompt_tokens)
+            self.figures.used(
+                echo.policy_class, usage.prompt_tokens, echo.expected_cached, usage.cached_tokens, usage.output_tokens)
+        return passage.status
 
     def _serving(self, body: Body) -> frozenset[int] | None:
         """The workers that may have it; None: all. Names are checked as far as they are known."""

@@ -5,6 +5,7 @@ A body is forwarded as the bytes that came; nothing here is ever written back.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Annotated, Any
 
 import msgspec
@@ -64,6 +65,7 @@ class Body(msgspec.Struct, frozen=True):
 
 
 _DECODER = msgspec.json.Decoder(Body)
+_IDS: msgspec.json.Decoder[list[int]] = msgspec.json.Decoder(list[Token])
 _PROMPTS: msgspec.json.Decoder[Any] = msgspec.json.Decoder(Prompt)
 _ANYTHING: msgspec.json.Decoder[Any] = msgspec.json.Decoder()
 
@@ -84,16 +86,20 @@ def parse(data: bytes) -> Body:
 def prompts_of(body: Body) -> list[str | list[int]]:
     """The prompts of a text completion, each a text or token ids; most have one. Raises: Refused(MALFORMED)."""
     reason = "prompt: must be a text, token ids, or a list of either, not empty"
+    with suppress(msgspec.MsgspecError):  # looking at each type would cost as much again
+        ids = _IDS.decode(body.prompt)
+        if ids:
+            return [ids]
     try:
         prompt = _PROMPTS.decode(body.prompt)
     except (msgspec.MsgspecError, RecursionError) as error:
         raise Refused(Trouble.MALFORMED, reason, param="prompt") from error
     if isinstance(prompt, str):
         return [prompt]
-    kinds = set(map(type, prompt))
-    if len(kinds) != 1:
+    if len(set(map(type, prompt))) != 1:
         raise Refused(Trouble.MALFORMED, reason, param="prompt")
-    return [prompt] if kinds == {int} else prompt
+    prompts: list[str | list[int]] = prompt
+    return prompts
 
 
 def json_of(raw: msgspec.Raw) -> Any:

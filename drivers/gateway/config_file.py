@@ -21,6 +21,8 @@ from kvcore.errors import KvcoreError
 from .settings import NOTHING, Kind
 
 TEXT_CHARS_MAX = 1 << 20
+#: Levels of nesting; sections need five. PyYAML takes quadratic time for deep ones.
+DEPTH_MAX = 32
 ITEMS_MAX = 65_536
 
 
@@ -40,6 +42,19 @@ class Given:
     place: str
 
 
+class _Loader(yaml.SafeLoader):
+    depth = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        self.depth += 1
+        if self.depth > DEPTH_MAX:
+            mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
+            raise yaml.MarkedYAMLError(problem=f"nested deeper than {DEPTH_MAX} levels", problem_mark=mark)
+        node = super().compose_node(parent, index)
+        self.depth -= 1
+        return node
+
+
 def read_file(text: str, source: str, section: type[Any]) -> dict[str, Given]:
     """What a file gives, by dotted key. Lists of sections are one value under the key of the list.
 
@@ -48,7 +63,7 @@ def read_file(text: str, source: str, section: type[Any]) -> dict[str, Given]:
     if len(text) > TEXT_CHARS_MAX:
         raise InvalidGatewayConfig(source, "", f"longer than {TEXT_CHARS_MAX} characters")
     try:
-        node = yaml.compose(text, Loader=yaml.SafeLoader)
+        node = yaml.compose(text, Loader=_Loader)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         place = source if mark is None else f"{source}:{mark.line + 1}:{mark.column + 1}"

@@ -36,7 +36,8 @@ class Echo:
     """What is known of a request so far. request_id: the client's or ours; own_id: the scheduler's.
 
     policy_class: the class that has it, or was asked for while none has; None: not known.
-    queue_ns: how long it has waited; 0 for one that has not.
+    queue_ns: how long it has waited; 0 for one that has not. first_ns: when its first token was seen, or None.
+    expected_cached: tokens of its prompt that the scheduler expects in the worker's cache.
     """
 
     request_id: str
@@ -47,6 +48,8 @@ class Echo:
     dp_rank: int | None = None
     source: str | None = None
     hints: Hints | None = None
+    first_ns: int | None = None
+    expected_cached: int = 0
 
     def headers(self) -> Headers:
         """The response fields."""

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from enum import Enum
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 
@@ -82,7 +82,7 @@ def _full(code: str) -> Row:
     return Row(429, _RATE, code, _QUEUE, Wait.PACE, _SATURATED, True)
 
 
-TABLE: Mapping[Reason, Row] = {
+_REJECTS: Mapping[RejectReason, Row] = {
     # The gateway mints the scheduler's ids: two equal ones are a bug.
     RejectReason.DUPLICATE_ID: Row(500, _SERVER, "duplicate_id", "The gateway has failed.", Wait.UNSAID),
     RejectReason.DEADLINE_EXPIRED: Row(
@@ -113,12 +113,16 @@ TABLE: Mapping[Reason, Row] = {
         503, _NONE, "retries_exhausted", "No worker has taken the request.", Wait.PAUSE, _NO_ENDPOINTS),
     RejectReason.ADMISSION_REFUSED: Row(
         429, _RATE, "admission_refused", "The policy of this class refuses the request.", Wait.NEVER, _SATURATED),
+}
+_EVICTS: Mapping[EvictReason, Row] = {
     EvictReason.WORKER_REMOVED: Row(
         503, _NONE, "worker_removed", "The worker that ran the request is gone.", Wait.PROBE, "evicted"),
     EvictReason.BOOKING_EXPIRED: Row(
         504, _LATE, "booking_expired", "The worker made no progress in time.", Wait.UNSAID, "evicted"),
     EvictReason.DRAIN_DEADLINE: Row(
         503, _NONE, "drain_deadline", "This gateway is shutting down.", Wait.DRAIN, "evicted"),
+}
+_TROUBLES: Mapping[Trouble, Row] = {
     Trouble.MALFORMED: Row(400, _BAD, "invalid_request", "The request is malformed.", Wait.NEVER),
     Trouble.UNKNOWN_PATH: Row(404, _BAD, "unknown_path", "There is nothing at this path.", Wait.NEVER),
     Trouble.WRONG_METHOD: Row(405, _BAD, "method_not_allowed", "This path has no such method.", Wait.NEVER),
@@ -148,12 +152,22 @@ TABLE: Mapping[Reason, Row] = {
     Trouble.INTERNAL: Row(500, _SERVER, "internal_error", "The gateway has failed.", Wait.UNSAID),
 }
 
+#: The whole, by kind: members of two kinds can be equal, for they are numbers.
+TABLE: Mapping[type[Enum], Mapping[Any, Row]] = {
+    RejectReason: _REJECTS, EvictReason: _EVICTS, Trouble: _TROUBLES,
+}
+
 _OF_HTTP = {408: Trouble.SLOW_CLIENT, 413: Trouble.BODY_TOO_LARGE, 431: Trouble.HEADERS_TOO_LARGE}
 _OF_OTHERS: tuple[tuple[type[BaseException], Trouble], ...] = (
     (Withdrawn, Trouble.WITHDRAWN), (Closed, Trouble.DRAINING), (ClientGone, Trouble.CLIENT_GONE),
     (ConnectFailed, Trouble.UPSTREAM_UNREACHABLE), (ConnectionLost, Trouble.UPSTREAM_CUT),
     (BadResponse, Trouble.UPSTREAM_GARBAGE), (TimedOut, Trouble.UPSTREAM_TIMEOUT),
 )
+
+
+def row_of(reason: Reason) -> Row:
+    """How this reason is told."""
+    return TABLE[type(reason)][reason]
 
 
 def reason_of(error: BaseException) -> Reason:
@@ -185,7 +199,7 @@ class Errors:
     def answer(self, what: Reason | BaseException, message: str | None = None) -> Reply:
         """The whole answer to a reason, or to the exception that carries one. message: in place of what is said."""
         reason = reason_of(what) if isinstance(what, BaseException) else what
-        row = TABLE[reason]
+        row = row_of(reason)
         status = self._overload_status if row.overload else row.status
         if isinstance(what, HttpError):
             status = what.status
@@ -217,7 +231,7 @@ class Errors:
 
 
 def _told(what: Reason | BaseException, reason: Reason, message: str | None) -> dict[str, str | None]:
-    row = TABLE[reason]
+    row = row_of(reason)
     said, param = message or row.message, None
     if isinstance(what, Refused):
         said, param = message or what.message or row.message, what.param

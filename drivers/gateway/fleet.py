@@ -104,7 +104,8 @@ class Fleet:
         self._connect_s, self._probe_s, self._interval_s = connect_s, probe_s, interval_s
         self._workers: dict[int, Worker] = {}
         self._by_model: dict[str, frozenset[int] | None] = {}
-        self._is_silent = False
+        self._is_silent, self._is_stale = False, True
+        self._urls: set[str] = set()
         self._turn = self._next_id = self.lookups = 0
 
     # Looking.
@@ -129,27 +130,29 @@ class Fleet:
     @property
     def models(self) -> tuple[str, ...]:
         """All that some worker says it serves, in the order in which they became known."""
-        return tuple(self._by_model)
+        return tuple(self._models())
 
     @property
     def is_silent(self) -> bool:
         """Whether some worker has not said what it serves."""
+        self._models()
         return self._is_silent
 
     def serving(self, model: str) -> frozenset[int] | None:
         """The workers that serve a model; None: all of them. Raises KeyError for one that nobody serves."""
-        return self._by_model[model]
+        return self._models()[model]
 
     # Changing.
 
     async def add(self, spec: UpstreamSpec) -> Worker:
         """One more. Raises ValueError where that address is there already."""
-        if any(item.spec.url == spec.url for item in self._workers.values()):
+        if spec.url in self._urls:
             raise ValueError(f"{spec.url} is there already")
         worker = Worker(self._next_id, spec, self._connect_s)
         self._next_id += 1
         self._workers[worker.worker_id] = worker
-        self._list_models()
+        self._urls.add(spec.url)
+        self._is_stale = True
         await self._router.upsert_worker(spec.worker(worker.worker_id), 0)
         if self._follower is not None:
             self._follower.follow(worker)
@@ -161,10 +164,11 @@ class Fleet:
         worker = self._workers.pop(worker_id, None)
         if worker is None:
             return False
+        self._urls.discard(worker.spec.url)
+        self._is_stale = True
         worker.scope.cancel()
         if self._follower is not None:
             self._follower.forget(worker_id)
-        self._list_models()
         worker.pool.close()
         await self._router.remove_worker(worker_id)
         return True
@@ -260,10 +264,15 @@ class Fleet:
             return
         if models != worker.models and self._workers.get(worker.worker_id) is worker:
             worker.models = models
-            self._list_models()
+            self._is_stale = True
 
-    def _list_models(self) -> None:
-        """Once per change: which model is served where. A worker that does not say serves them all."""
+    def _models(self) -> dict[str, frozenset[int] | None]:
+        """Which model is served where, None: everywhere; made anew once after each change. A worker that does not say
+        serves them all.
+        """
+        if not self._is_stale:
+            return self._by_model
+        self._is_stale = False
         silent = {item.worker_id for item in self._workers.values() if item.models is None}
         self._is_silent = bool(silent)
         where: dict[str, set[int]] = {}
@@ -273,3 +282,4 @@ class Fleet:
         everywhere = set(self._workers)
         self._by_model = {
             model: None if ids == everywhere else frozenset(ids) for model, ids in where.items()}
+        return self._by_model

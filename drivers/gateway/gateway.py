@@ -137,6 +137,8 @@ async def serve(
                 gateway.admin_port = _port_of(inner)
                 admin = Admin(gateway.router, gateway.fleet, desk, gateway.errors, places)
                 await nursery.start(_serve_http, inner, admin.handle, ADMIN_LIMITS, gateway.app.refuse)
+            for warning in desk.warnings:
+                log.warning("policy: %s", warning)
             log.info("listening on %s:%d", config.listen.host, gateway.port)
             if gateway.admin_port is not None:
                 log.info("administration on %s:%d", config.admin.host, gateway.admin_port)
@@ -184,6 +186,8 @@ async def _reload(gateway: Gateway) -> None:
         return
     for line in diff or ["unchanged"]:
         log.info("policy: %s", line)
+    for warning in gateway.desk.warnings if diff else ():
+        log.warning("policy: %s", warning)
 
 
 @asynccontextmanager

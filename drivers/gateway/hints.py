@@ -109,6 +109,8 @@ class HintReader:
             settings.expected_output_max)
         self._default = default_name(profile)
         self._known = names_of(profile)
+        self._usual: dict[tuple[bytes, bytes], Hints] = {}
+        self._usual = self._usually()
 
     def read(self, headers: Sequence[tuple[bytes, bytes]], body: Body) -> Hints:
         """The hints of one request; headers: lower-case names. Raises: Refused(MALFORMED) for what cannot be read."""
@@ -118,6 +120,11 @@ class HintReader:
             return Hints(max_wait_ns=_span_ns(caps.deadline_max_s), expected_output_tokens=_least(
                 body.output_max if reserve is OutputReserve.MAX_TOKENS else None, caps.expected_output_max))
         given = _given(headers)
+        if len(given) <= 1 and body.nvext is None and not body.priority and reserve is not OutputReserve.MAX_TOKENS:
+            (asked,) = given.items() or [(b"", b"")]
+            usual = self._usual.get(asked)
+            if usual is not None:
+                return usual
         agent = (body.nvext.agent_hints if body.nvext is not None else None) or AgentHints()
         policy_class = self._class(given)
         caps = self._caps_of(policy_class)
@@ -138,6 +145,14 @@ class HintReader:
             dp_rank=_first(given, _RANK, _clamped(0, U32_MAX)) if pins else None,
             expected_output_tokens=_least(self._output(agent, body), caps.expected_output_max))
 
+    def _usually(self) -> dict[tuple[bytes, bytes], Hints]:
+        """Hints of requests that name a class of the policy and ask for nothing else, or for nothing at all."""
+        if self._settings.trust is Trust.NONE:
+            return {}
+        nothing = Body()
+        names = [(header, name.encode()) for header in _CLASS[:2] for name in self._known]
+        return {(b"", b""): self.read([], nothing)} | {asked: self.read([asked], nothing) for asked in names}
+
     def _caps_of(self, policy_class: str | None) -> HintCaps:
         """Those of the class that it will be in: a name that nothing bears must not lead past the default one's."""
         name = policy_class if policy_class in self._known else self._default
@@ -150,7 +165,7 @@ class HintReader:
         gateways count where the policy has such a class.
         """
         for header in _CLASS:
-            if header in given:
+            if given.get(header):
                 name = _name(header, given[header])
                 if header not in _CLASS[:2] and name not in self._known:
                     continue

@@ -1,6 +1,7 @@
 """One scrape: the scheduler's series and the gateway's own, as prometheus-client writes them.
 
-Labels are bounded: statuses, states of workers. No name, id or address that a client or a worker has made up.
+Labels are bounded: statuses, states of workers, policy classes. No name, id or address that a client or a worker has
+made up.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ class GatewayCollector(Collector):
         """One scrape."""
         app = self._app
         answers = CounterMetricFamily(
-            "kvcore_gateway_responses", "Answers by status; 499: the client had gone, or the stream broke off",
-            labels=["status"])
+            "kvcore_gateway_responses",
+            "Answers by status; of a stream that broke off, that of why; 499: the client had gone", labels=["status"])
         for status, count in sorted(app.answered.copy().items()):
             answers.add_metric([str(status)], count)
         yield answers
@@ -56,6 +57,7 @@ class GatewayCollector(Collector):
         for state, count in states.items():
             workers.add_metric([state], count)
         yield workers
+        yield from app.figures.collect()
         yield GaugeMetricFamily(
             "kvcore_gateway_draining", "Whether nothing new is let in", value=float(app.is_draining))
 

@@ -23,6 +23,7 @@ from kvcore.errors import InvalidEvent, InvalidPolicy
 from kvcore.events import AnyEvent, PolicyReplaced
 from kvcore.policy import PolicyProfile
 from kvcore.policy_file import PolicyDocument, check_admission, describe, load_policy
+from kvcore.policy_lint import lint
 
 from ..protocol import Tap
 from ..trio import Router
@@ -62,8 +63,9 @@ def as_text(profile: PolicyProfile | None) -> str:
 class PolicyDesk:
     """The policy of one gateway.
 
-    profile: in force; None: one class takes every request. hints: reads hints under it. generation: policies put in
-    force since the start. admission: types of admission policies beside the built-in ones. then: the next tap.
+    profile: in force; None: one class takes every request. hints: reads hints under it. warnings: what its author may
+    not have meant. generation: policies put in force since the start. admission: types of admission policies beside
+    the built-in ones. then: the next tap.
     Raises: InvalidPolicy, InvalidGatewayConfig for a file that cannot be used.
     """
 
@@ -112,6 +114,7 @@ class PolicyDesk:
 
     def _adopt(self, profile: PolicyProfile | None) -> None:
         self.profile = profile
+        self.warnings = () if profile is None else tuple(lint(profile))
         self.hints = HintReader(self._config.hints, profile)
         self._names = tuple([item.name for item in self._config.scheduler_config.in_force(profile).classes])
 

@@ -25,12 +25,12 @@ from ..http.client import Exchange
 from ..http.request import Request as HttpRequest
 from ..http.request import Stream
 from ..http.values import BadResponse, ConnectFailed, ConnectionLost, Headers, TimedOut, UpstreamError
-from ..http.wire import end_to_end
+from ..http.wire import Checked, end_to_end
 from ..protocol import DriverError, Evicted
 from ..trio import Lease, Router
 from .config import TimeoutSettings
 from .echo import NAMES, Echo
-from .errors import Errors
+from .errors import Errors, reason_of, row_of
 from .fleet import Fleet, Worker
 from .sse import Scanner, Usage, read_plain
 
@@ -65,10 +65,13 @@ class Means:
 class Passage:
     """One request. asked: as the scheduler sees it; data: its body; choices: how many answers it asks for.
 
-    usage: what the worker has said at the end, or None.
+    usage: what the worker has said at the end, or None. status: with which it has been answered, or
+    would have been, had not some of a stream been sent.
     """
 
-    __slots__ = ("_choices", "_data", "_echo", "_lost", "_means", "_request", "_stream", "asked", "headers", "usage")
+    __slots__ = (
+        "_choices", "_data", "_echo", "_lost", "_means", "_request", "_stream", "asked", "headers", "status", "usage",
+    )
 
     def __init__(
         self, means: Means, request: HttpRequest, asked: Request, data: bytes, echo: Echo, choices: int,
@@ -79,6 +82,7 @@ class Passage:
         self.asked = asked
         self.headers = end_to_end(request.headers, OURS)
         self.usage: Usage | None = None
+        self.status = 0
 
     async def run(self) -> None:
         """From arrival to the last byte. Raises, while nothing has been answered: DriverError, UpstreamError."""
@@ -95,6 +99,7 @@ class Passage:
         decision = lease.dispatch
         echo.policy_class, echo.queue_ns = means.class_name(decision.class_index), decision.wait_ns
         echo.worker_id, echo.dp_rank = decision.worker_id, decision.dp_rank
+        echo.expected_cached = decision.cached_tokens
         worker = means.fleet.get(decision.worker_id)
         if worker is None:
             return _put_back(lease)
@@ -103,7 +108,7 @@ class Passage:
         trouble: DriverError | UpstreamError
         worker.running += 1
         try:
-            with lease.guard() as scope:
+            with lease.guard(trio.current_time() + means.timeouts.connect_s + means.timeouts.first_byte_s) as scope:
                 return await self._exchange(lease, worker, scope)
         except UpstreamError as error:
             trouble = error
@@ -114,15 +119,15 @@ class Passage:
         return await self._after(lease, worker, trouble)
 
     async def _exchange(self, lease: Lease, worker: Worker, scope: trio.CancelScope) -> bool:
-        timeouts = self._means.timeouts
-        scope.deadline = trio.current_time() + timeouts.connect_s + timeouts.first_byte_s
-        fields = [*self.headers, (b"x-request-id", f"{self.asked.request_id}-{lease.attempt}".encode())]
+        fields = Checked(self.headers)
+        fields.append((b"x-request-id", f"{self.asked.request_id}-{lease.attempt}".encode()))
         if worker.spec.dp_size > 1:
             fields.append((b"x-data-parallel-rank", b"%d" % lease.dp_rank))
         exchange = await worker.pool.start("POST", self._request.target, fields, self._data)
         try:
             if exchange.status in (429, 503):
-                return _put_back(lease, _pause_ns(exchange.headers, timeouts.pause_s))
+                return _put_back(lease, _pause_ns(exchange.headers, self._means.timeouts.pause_s))
+            self.status = exchange.status
             headers = end_to_end(exchange.headers, NAMES)
             headers += self._echo.headers()
             if exchange.status == 200 and _is_stream(exchange.headers):
@@ -140,6 +145,7 @@ class Passage:
             worker.suspect(isinstance(trouble, ConnectFailed) and trouble.refused)
         if self._stream is not None:
             lease.failed()
+            self.status = row_of(reason_of(trouble)).status
             await self._stream.finish(self._means.errors.event(trouble))
             return False
         match trouble:
@@ -176,6 +182,7 @@ class Passage:
                 if not told:
                     told = True
                     lease.prefill_done()
+                    self._echo.first_ns = self._means.router.now_ns()
                 tokens = scanner.tokens
                 while tokens > border:
                     border += block_size
@@ -212,8 +219,9 @@ class Passage:
         size = 0
         while not exchange.is_complete and size <= PLAIN_MAX:
             parts.append(await exchange.read())
-            size += len(parts[-1])
-            scope.deadline = trio.current_time() + idle_s
+            if not exchange.is_complete:
+                size += len(parts[-1])
+                scope.deadline = trio.current_time() + idle_s
         body = b"".join(parts)
         if exchange.is_complete:
             self._settle(lease, exchange.status, body)

@@ -44,6 +44,12 @@ class Usage(msgspec.Struct, frozen=True, gc=False):
         return self.completion_tokens or 0
 
     @property
+    def cached_tokens(self) -> int:
+        """Tokens of the prompt that were in the engine's cache, where it says so."""
+        details = self.prompt_tokens_details
+        return 0 if details is None else details.cached_tokens or 0
+
+    @property
     def context_tokens(self) -> int:
         """Prompt and answer."""
         return self.prompt_tokens + self.output_tokens
@@ -112,7 +118,7 @@ class Scanner:
 
     def _scan(self, data: bytes) -> None:
         if self.started:
-            self.tokens += data.count(b"\ndata:") + data.startswith(_DATA)
+            self.tokens += data.count(b"\ndata: {") + data.count(b"\ndata:{") + data.startswith((b"data: {", b"data:{"))
         else:
             self._begin(data)
         if _FINISH(data) is not None:
@@ -130,7 +136,7 @@ class Scanner:
             if not self.started:
                 chunk = _decode(line)
                 self.started = chunk is not None and any(_says_something(item) for item in chunk.choices)
-            self.tokens += self.started
+            self.tokens += self.started and line.lstrip().startswith(b"{")
 
     def _finish(self, data: bytes) -> None:
         self.started = True

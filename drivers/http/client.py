@@ -18,6 +18,7 @@ import trio
 
 from .transport import Socket
 from .values import BadResponse, ConnectFailed, ConnectionLost, Headers, TimedOut
+from .wire import to_send
 
 #: Idle connections that are kept, and how long: less than the usual five seconds of a server would waste most of them.
 IDLE_MAX = 1024
@@ -138,10 +139,10 @@ class Pool:
         headers: without those of the framing, which are written here. A connection that was idle and turns out to be
         closed before it has given a byte is replaced, once, by a new one.
         """
-        fields = [(b"host", self._authority), *headers]
+        fields = type(headers)([(b"host", self._authority), *headers])
         if body or method == "POST":
             fields.append((b"content-length", b"%d" % len(body)))
-        request = h11.Request(method=method, target=target, headers=fields)
+        request = h11.Request(method=method, target=target, headers=to_send(fields))
         exchange = self._take()
         if exchange is not None:
             try:

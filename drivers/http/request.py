@@ -72,7 +72,7 @@ class Stream:
 
     def __init__(self, connection: Connection, request: Request, status: int, headers: Headers) -> None:
         self._connection = connection
-        self._head = connection.start_answer(request, status, headers)
+        self._head = connection.start_answer(status, headers)
         self._is_empty = request.method == "HEAD" or status in (204, 304)
 
     async def send(self, data: bytes) -> None:

@@ -22,6 +22,8 @@ from .watch import Watch
 
 #: Connections above the limit that may be told so at a time; beyond, they are closed at once.
 REFUSALS = 64
+#: Longest time between two looks at what connections are waiting for.
+REAP_S = 1.0
 #: What accepting fails with while descriptors or memory are short: it is tried again.
 _SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS)
 _SHORTAGE_S = 0.1
@@ -56,6 +58,7 @@ class Server:
     async def _run(self, listeners: Sequence[trio.SocketListener], task_status: trio.TaskStatus[Server]) -> None:
         async with trio.open_nursery() as around:
             around.start_soon(self._watch.run)
+            around.start_soon(self._reap)
             async with trio.open_nursery() as nursery:
                 try:
                     with self._accepting:
@@ -67,6 +70,17 @@ class Server:
                     for listener in listeners:
                         listener.socket.close()
             around.cancel_scope.cancel()
+
+    async def _reap(self) -> None:
+        """Cut off whoever has been waited for too long, at the latest a quarter of that too late."""
+        limits = self.limits
+        tick_s = min(REAP_S, limits.idle_s / 4, limits.head_s / 4, limits.body_s / 4, limits.write_s / 4)
+        while True:
+            await trio.sleep(tick_s)
+            now = trio.current_time()
+            for connection in self.connections:
+                if now > connection.due:
+                    connection.life.cancel()
 
     async def _accept(self, listener: trio.SocketListener, nursery: trio.Nursery) -> None:
         while True:

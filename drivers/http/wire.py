@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from typing import Any
+
 import h11
 
 from .values import Headers, HttpError
@@ -15,16 +18,44 @@ HOP_BY_HOP = frozenset({
 _FRAMING = frozenset({b"content-length", b"expect", b"host"})
 
 
-def end_to_end(headers: Headers, also: frozenset[bytes] = frozenset()) -> Headers:
-    """The fields that are handed on: without those of this hop, those that `Connection` names, and `also`."""
+class Checked(list[tuple[bytes, bytes]]):
+    """Fields whose names and values h11 has checked when it parsed them, or that this program has made up itself."""
+
+    __slots__ = ()
+
+
+def end_to_end(headers: Headers, also: frozenset[bytes] = frozenset()) -> Checked:
+    """Of fields that h11 has parsed, those that are handed on: not this hop's, what `Connection` names, or `also`."""
     drop = HOP_BY_HOP
     for name, value in headers:
         if name == b"connection":
             named = {item.strip().lower() for item in value.split(b",")}
             if not named <= _USUAL:
                 drop = drop | named
-    return [item for item in headers if item[0] not in drop and item[0] not in _FRAMING and item[0] not in also]
+    return Checked([
+        item for item in headers if item[0] not in drop and item[0] not in _FRAMING and item[0] not in also])
 
+
+def to_send(headers: Headers) -> Any:
+    """Fields as h11 takes them: those that are checked in its own type, which it does not check a second time."""
+    if not _TAKES_ITS_OWN or type(headers) is not Checked or _BROKEN(b"".join([value for _, value in headers])):
+        return headers
+    return _Own([(name, name, value) for name, value in headers])
+
+
+def _takes_its_own() -> bool:
+    """Whether h11 is still as this was written for; else it simply checks again."""
+    try:
+        request = h11.Request(method="GET", target="/", headers=_Own([(b"host", b"host", b"x")]))
+    except Exception:
+        return False
+    return type(request.headers) is _Own and list(request.headers) == [(b"host", b"x")]
+
+
+#: The type of an event's headers, which its constructors take as they are.
+_Own: Any = type(h11.Request(method="GET", target="/", headers=[("host", "x")]).headers)
+_TAKES_ITS_OWN = _takes_its_own()
+_BROKEN = re.compile(rb"[\x00\r\n]").search
 
 #: Options of `Connection` that name no field to be dropped beyond the table.
 _USUAL = frozenset({b"", b"close", b"keep-alive"})

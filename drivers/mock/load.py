@@ -72,7 +72,7 @@ class Load:
     def __init__(self, host: str, port: int) -> None:
         self.outcomes: list[Outcome] = []
         self.begun = 0
-        self._pool = Pool(host, port, connect_s=30.0)
+        self._pool = Pool(host, port, connect_s=120.0)
         self._began_s = 0.0
 
     async def all_at_once(self, jobs: Iterable[Job]) -> list[Outcome]:

@@ -32,7 +32,7 @@ from .faults import Fault, Faults, Kind, parse
 from .metrics import EngineCollector
 from .model import NeverFits
 from .publisher import Publisher, open_publisher
-from .tokens import decode
+from .tokens import TOKEN_BYTES, decode
 
 _JSON: Headers = [(b"content-type", b"application/json")]
 _TEXT: Headers = [(b"content-type", CONTENT_TYPE_LATEST.encode())]
@@ -165,22 +165,22 @@ class MockWorker:
         lead = words.role()
         while True:
             parts = await tokens.next()
-            made += len(parts)
-            last = tokens.ended
-            chunks += 1
-            chunk = lead + words.chunk(b"".join(parts), made, last)
-            if fault is not None and chunks >= fault.after and not last:
-                await stream.send(chunk)
-                await self._fail_stream(stream, fault)
-                if fault.kind is not Kind.STALL:
+            if fault is None:
+                parts = [b"".join(parts)]       # else one by one, so that a failure comes where it was asked for
+            for number, part in enumerate(parts, 1):
+                made += len(part) // TOKEN_BYTES
+                chunks += 1
+                last = tokens.ended and number == len(parts)
+                chunk = lead + words.chunk(part, made, last)
+                lead = b""
+                if last:
+                    await stream.finish(chunk + words.end(made, tokens.cached))
                     return
-                fault = None
-            elif last:
-                await stream.finish(chunk + words.end(made, tokens.cached))
-                return
-            else:
                 await stream.send(chunk)
-            lead = b""
+                if fault is not None and chunks == fault.after:
+                    await self._fail_stream(stream, fault)
+                    if fault.kind is not Kind.STALL:
+                        return
 
     # Faults.
 

@@ -41,10 +41,10 @@ cdef int32_t cache_find(cache_t *cache, uint64_t name) noexcept nogil
 cdef int32_t cache_match(cache_t *cache, uint64_t *names, int32_t n, int32_t *blocks, int32_t *idle) noexcept nogil
 cdef void cache_hold(cache_t *cache, int32_t b) noexcept nogil
 cdef void cache_unhold(cache_t *cache, int32_t b) noexcept nogil
-cdef int32_t cache_take(cache_t *cache) except -2
-cdef int cache_untake(cache_t *cache, int32_t b) except -1
+cdef int32_t cache_take(cache_t *cache) except -2 nogil
+cdef int cache_untake(cache_t *cache, int32_t b) except -1 nogil
 cdef void cache_release(cache_t *cache, int32_t b) noexcept nogil
 cdef void cache_unrelease(cache_t *cache, int32_t b) noexcept nogil
-cdef int cache_store(cache_t *cache, int32_t b, uint64_t name) except -1
+cdef int cache_store(cache_t *cache, int32_t b, uint64_t name) except -1 nogil
 cdef void cache_expect(cache_t *cache, uint64_t name) noexcept nogil
 cdef void cache_forget(cache_t *cache) noexcept nogil

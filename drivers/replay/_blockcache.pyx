@@ -52,11 +52,12 @@ cdef void cache_close(cache_t *cache) noexcept nogil:
     free(cache.dropped)
 
 
-cdef entry_t *_places(uint32_t n) except NULL:
+cdef entry_t *_places(uint32_t n) except NULL nogil:
     cdef entry_t *index = <entry_t *>malloc(n * sizeof(entry_t))
     cdef uint32_t i
     if index == NULL:
-        raise MemoryError
+        with gil:
+            raise MemoryError
     for i in range(n):
         index[i].block = NO_BLOCK
     return index
@@ -133,7 +134,7 @@ cdef void cache_unhold(cache_t *cache, int32_t b) noexcept nogil:
         cache.free += 1
 
 
-cdef int32_t cache_take(cache_t *cache) except -2:
+cdef int32_t cache_take(cache_t *cache) except -2 nogil:
     """The next free block, now held once and without a name. There must be one."""
     cdef int32_t b
     if cache.fresh < cache.total:
@@ -153,17 +154,18 @@ cdef int32_t cache_take(cache_t *cache) except -2:
     return b
 
 
-cdef int _grow(cache_t *cache) except -1:
+cdef int _grow(cache_t *cache) except -1 nogil:
     cdef int64_t rows = min(max(2 * <int64_t>cache.rows, ROWS_MIN), <int64_t>cache.total)
     cdef block_t *blocks = <block_t *>realloc(cache.blocks, rows * sizeof(block_t))
     if blocks == NULL:
-        raise MemoryError
+        with gil:
+            raise MemoryError
     cache.blocks = blocks
     cache.rows = <int32_t>rows
     return 0
 
 
-cdef int _drop(cache_t *cache, int32_t b) except -1:
+cdef int _drop(cache_t *cache, int32_t b) except -1 nogil:
     """Evict the name of a block, and note it."""
     cdef int32_t rows
     cdef dropped_t *dropped
@@ -171,7 +173,8 @@ cdef int _drop(cache_t *cache, int32_t b) except -1:
         rows = max(2 * cache.dropped_rows, PLACES_MIN)
         dropped = <dropped_t *>realloc(cache.dropped, rows * sizeof(dropped_t))
         if dropped == NULL:
-            raise MemoryError
+            with gil:
+                raise MemoryError
         cache.dropped = dropped
         cache.dropped_rows = rows
     cache.dropped[cache.n_dropped] = dropped_t(cache.blocks[b].name, b)
@@ -181,7 +184,7 @@ cdef int _drop(cache_t *cache, int32_t b) except -1:
     return 0
 
 
-cdef int cache_untake(cache_t *cache, int32_t b) except -1:
+cdef int cache_untake(cache_t *cache, int32_t b) except -1 nogil:
     """Take back cache_take."""
     cache.blocks[b].refs = 0
     cache.free += 1
@@ -214,7 +217,7 @@ cdef void cache_unrelease(cache_t *cache, int32_t b) noexcept nogil:
     cache.blocks[b].refs += 1
 
 
-cdef int cache_store(cache_t *cache, int32_t b, uint64_t name) except -1:
+cdef int cache_store(cache_t *cache, int32_t b, uint64_t name) except -1 nogil:
     """Name a held, unnamed block. Returns 0, and does nothing, if the name is taken."""
     if cache_find(cache, name) != NO_BLOCK:
         return 0
@@ -228,7 +231,7 @@ cdef void cache_forget(cache_t *cache) noexcept nogil:
     cache.n_dropped = 0
 
 
-cdef int _insert(cache_t *cache, int32_t b, uint64_t name) except -1:
+cdef int _insert(cache_t *cache, int32_t b, uint64_t name) except -1 nogil:
     cdef entry_t *old = cache.index
     cdef uint32_t i, places = cache.mask + 1
     if 2 * <uint32_t>(cache.named + 1) > places:

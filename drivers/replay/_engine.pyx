@@ -33,6 +33,8 @@ starts at t is), names and reports nothing more, and then frees its blocks. Its 
 Leaps. Between the facts of a worker there is a closed form for the time (_plan): the cost is per fact, not per token.
 
 This module owns the ids, the events and the order of workers; _worker, _plan, _sequences and _blockcache are plain C.
+Where many boundaries are due at once, advance() passes them without the interpreter's lock (GIL) and makes the events
+afterwards, so that fleets of several threads run side by side. A fleet has one owner at a time, as a scheduler has.
 """
 cimport cython
 from cpython.long cimport PyLong_AsUnsignedLongLong
@@ -41,7 +43,7 @@ from libc.stdlib cimport calloc, free
 
 from kvcore.drivers.replay._blockcache cimport NO_BLOCK, cache_find, cache_t
 from kvcore.drivers.replay._plan cimport IDLE_NS, NS_PS, fact_t, model_t, plan_commit, start_ns, worker_t
-from kvcore.drivers.replay._sequences cimport NO_SEQ, seq_free, seq_new, seq_t
+from kvcore.drivers.replay._sequences cimport NO_SEQ, room, seq_free, seq_new, seq_t
 from kvcore.drivers.replay._worker cimport (
     FINISHED, GREW, PREFILLED, REMOVED, STORED, worker_cancel, worker_close, worker_open, worker_pass, worker_submit,
 )
@@ -60,6 +62,15 @@ _WORKERS_MAX = 1 << 20
 _SEQS_MAX = 1 << 16
 _BASE_MAX_PS = 1 << 50
 _STEP_MAX_PS = 1 << 36
+
+#: Facts that are kept before they are made events, not counting those of the boundary that reaches it.
+cdef enum:
+    FACTS_MAX = 4096
+
+cdef struct end_t:              # a boundary that has been passed
+    int64_t at_ns
+    int32_t worker
+    int32_t last                # its facts end before this one
 
 _COUNTS = (
     "requests", "cancelled", "prompt_tokens", "cached_tokens", "output_tokens", "preemptions", "stored_blocks",
@@ -87,6 +98,9 @@ cdef class Fleet:
     cdef int32_t n
     cdef int32_t *order         # heap of workers by (next_ns, worker)
     cdef int32_t *place         # of each worker in it
+    cdef end_t *ends            # boundaries passed whose facts are not events yet
+    cdef int32_t n_ends, end_rows
+    cdef bint passing           # in advance(), perhaps without the GIL
     cdef int64_t now_ns         # latest time seen
     cdef int64_t kv_blocks
     cdef dict live              # request_id -> sequence
@@ -130,6 +144,7 @@ cdef class Fleet:
             free(self.m.table.seqs[i].names)
         free(self.w)
         free(self.order)
+        free(self.ends)
         free(self.m.table.seqs)
         free(self.m.facts)
         free(self.m.removed)
@@ -153,6 +168,7 @@ cdef class Fleet:
         cdef int64_t n_blocks = (prompt_tokens + output_tokens - 1) // size + 1
         cdef int32_t s, i
         cdef seq_t *q
+        self._check_owner()
         _within("worker", 0, worker, self.n - 1)
         _within("prompt_tokens", 1, prompt_tokens, _TOKENS_MAX)
         _within("output_tokens", 1, output_tokens, _TOKENS_MAX)
@@ -192,6 +208,7 @@ cdef class Fleet:
         Raises: ValueError if time is out of order. Cost: what of the plan has to be made again.
         """
         cdef int32_t s, worker
+        self._check_owner()
         self._check_time(now_ns)
         found = self.live.pop(request_id, None)
         if found is None:
@@ -207,32 +224,55 @@ cdef class Fleet:
     @property
     def next_ns(self):
         """Time of the earliest fact that advance() has not returned; None: there is none to come."""
+        self._check_owner()
         cdef int64_t next_ns = self.w[self.order[0]].next_ns
         return None if next_ns == IDLE_NS else next_ns
 
     def advance(self, int64_t now_ns):
         """All facts due at or before now_ns, as events, in the order given above.
 
-        Raises: ValueError if time goes back. Cost: O(log workers) per boundary, and see _worker.worker_pass.
+        Raises: ValueError if time goes back; RuntimeError if another thread is in here.
+        Cost: O(log workers) per boundary, and see _worker.worker_pass.
         """
-        cdef int32_t worker
-        cdef int64_t at_ns
+        self._check_owner()
         if now_ns < self.now_ns:
             raise ValueError(f"time goes back from {self.now_ns} to {now_ns}")
         self.now_ns = now_ns
         events = []
+        if self.w[self.order[0]].next_ns > now_ns:
+            return events
+        self._pass(now_ns, 1)           # mostly it is the only one, and giving the lock away costs more than that
+        self._collect(events)
         while self.w[self.order[0]].next_ns <= now_ns:
-            worker = self.order[0]
-            at_ns = worker_pass(&self.m, &self.w[worker])
-            self._collect(worker, at_ns, events)
-            self._reorder(worker)
+            self.passing = True
+            try:
+                with nogil:
+                    self._pass(now_ns, FACTS_MAX)
+            finally:
+                self.passing = False
+            self._collect(events)
         return events
+
+    cdef int _pass(self, int64_t now_ns, int32_t facts) except -1 nogil:
+        """Pass boundaries that are due until there are so many facts."""
+        cdef int32_t worker
+        cdef int64_t at_ns
+        self.m.n_facts = self.m.n_removed = self.n_ends = 0
+        while self.w[self.order[0]].next_ns <= now_ns and (self.n_ends == 0 or self.m.n_facts < facts):
+            worker = self.order[0]
+            self.ends = <end_t *>room(self.ends, self.n_ends, &self.end_rows, sizeof(end_t))
+            at_ns = worker_pass(&self.m, &self.w[worker])
+            self.ends[self.n_ends] = end_t(at_ns, worker, self.m.n_facts)
+            self.n_ends += 1
+            self._reorder(worker)
+        return 0
 
     def finished(self):
         """Requests that have finished since the last call, in that order; each is
 
         (request_id, first_token_ns, finish_ns, cached_tokens, preemptions); cached_tokens: hit at the first admission.
         """
+        self._check_owner()
         done, self.done = self.done, []
         return done
 
@@ -245,6 +285,7 @@ cdef class Fleet:
         """
         cdef int32_t i
         cdef worker_t *w
+        self._check_owner()
         rows = []
         for i in range(self.n):
             w = &self.w[i]
@@ -263,6 +304,7 @@ cdef class Fleet:
         What the plan up to the worker's next fact takes and frees is included. Cost: O(blocks used).
         Raises: AssertionError if the parts of the cache contradict each other.
         """
+        self._check_owner()
         cdef cache_t *cache = &self.w[_within("worker", 0, worker, self.n - 1)].cache
         cdef int32_t b = cache.head, n_free = cache.total - cache.fresh, n_held = 0
         names = [cache.dropped[b].name for b in range(cache.n_dropped)]
@@ -279,6 +321,11 @@ cdef class Fleet:
         assert len(names) == cache.named + cache.n_dropped
         return n_free, n_held, names
 
+    cdef int _check_owner(self) except -1:
+        if self.passing:
+            raise RuntimeError("another thread is in advance(): a fleet has one owner at a time")
+        return 0
+
     cdef int _check_time(self, int64_t now_ns) except -1:
         if now_ns < self.now_ns:
             raise ValueError(f"time goes back from {self.now_ns} to {now_ns}")
@@ -286,15 +333,24 @@ cdef class Fleet:
             raise ValueError(f"call advance() first: a fact at {self.next_ns} comes before {now_ns}")
         return 0
 
-    cdef int _collect(self, int32_t worker, int64_t now_ns, list events) except -1:
-        """Turn the facts of one boundary into events."""
-        cdef int32_t i, s
+    cdef int _collect(self, list events) except -1:
+        """Turn the facts of all boundaries passed into events."""
+        cdef int32_t i, first = 0
+        for i in range(self.n_ends):
+            self._tell(self.ends[i], first, events)
+            first = self.ends[i].last
+        return 0
+
+    cdef int _tell(self, end_t end, int32_t first, list events) except -1:
+        """Those of one boundary."""
+        cdef int32_t i, s, worker = end.worker
+        cdef int64_t now_ns = end.at_ns
         cdef fact_t *fact
         cdef seq_t *q
         cdef PrefillCompleted prefilled
         cdef OutputBlockAdded grew
         cdef RequestFinished finished
-        for i in range(self.m.n_facts):
+        for i in range(first, end.last):
             fact = &self.m.facts[i]
             s = fact.seq
             if fact.kind == GREW:
@@ -317,25 +373,25 @@ cdef class Fleet:
                 self.ids[s] = self.hashes[s] = None
                 seq_free(&self.m.table, s)
             elif fact.kind == REMOVED:
-                events.append(self._removed(worker, now_ns))
-            elif i == 0 or self.m.facts[i - 1].kind != STORED:
-                events.append(self._stored(worker, now_ns, i))
+                events.append(self._removed(worker, now_ns, fact))
+            elif i == first or self.m.facts[i - 1].kind != STORED:
+                events.append(self._stored(worker, now_ns, i, end.last))
         return 0
 
-    cdef BlocksRemoved _removed(self, int32_t worker, int64_t now_ns):
+    cdef BlocksRemoved _removed(self, int32_t worker, int64_t now_ns, fact_t *fact):
         cdef BlocksRemoved event = BlocksRemoved.__new__(BlocksRemoved)
         cdef int32_t i
         event.now_ns, event.worker_id = now_ns, worker
-        event.block_hashes = tuple([self.m.removed[i] for i in range(self.m.n_removed)])
+        event.block_hashes = tuple([self.m.removed[i] for i in range(fact.first, fact.last)])
         event.tier = DEVICE
         return event
 
-    cdef BlocksStored _stored(self, int32_t worker, int64_t now_ns, int32_t i):
-        """One event for all runs of stored blocks, from fact i on."""
+    cdef BlocksStored _stored(self, int32_t worker, int64_t now_ns, int32_t i, int32_t last):
+        """One event for all runs of stored blocks, from fact i on, before fact last."""
         cdef BlocksStored event = BlocksStored.__new__(BlocksStored)
         cdef tuple names = ()
         cdef fact_t *fact
-        while i < self.m.n_facts and self.m.facts[i].kind == STORED:
+        while i < last and self.m.facts[i].kind == STORED:
             fact = &self.m.facts[i]
             names = names + (<tuple>self.hashes[fact.seq])[fact.first:fact.last]
             i += 1
@@ -343,7 +399,7 @@ cdef class Fleet:
         event.tier = DEVICE
         return event
 
-    cdef void _reorder(self, int32_t worker) noexcept:
+    cdef void _reorder(self, int32_t worker) noexcept nogil:
         """Move a worker to its place in the heap: its next_ns may have changed."""
         cdef int32_t i = self.place[worker], child
         while i > 0 and self._before(worker, self.order[(i - 1) >> 1]):
@@ -362,5 +418,5 @@ cdef class Fleet:
         self.order[i] = worker
         self.place[worker] = i
 
-    cdef inline bint _before(self, int32_t a, int32_t b) noexcept:
+    cdef inline bint _before(self, int32_t a, int32_t b) noexcept nogil:
         return self.w[a].next_ns < self.w[b].next_ns or (self.w[a].next_ns == self.w[b].next_ns and a < b)

@@ -69,7 +69,7 @@ cdef struct worker_t:
 cdef struct fact_t:
     int32_t kind                # see _worker.pxd
     int32_t seq
-    int32_t first, last         # of STORED: blocks first .. last - 1 of seq
+    int32_t first, last         # of STORED: blocks first .. last - 1 of seq; of REMOVED: so in model_t.removed
 
 cdef struct model_t:            # what all workers of a fleet share
     int64_t base_ps, prefill_token_ps, decode_seq_ps, kv_token_ps
@@ -77,9 +77,10 @@ cdef struct model_t:            # what all workers of a fleet share
     int32_t max_num_seqs
     int64_t block_size
     table_t table
-    fact_t *facts               # of the boundary just passed, in the order of delivery
+    fact_t *facts               # of the boundaries passed and not yet delivered, in the order of delivery
     int32_t n_facts, fact_rows
-    uint64_t *removed           # the names of its REMOVED fact
+    int32_t first_fact          # where those of the latest boundary begin
+    uint64_t *removed           # the names of their REMOVED facts
     int32_t n_removed, removed_rows
     int32_t *needy              # scratch: sequences that need one more block now
     int32_t n_needy, needy_rows
@@ -88,13 +89,13 @@ cdef struct model_t:            # what all workers of a fleet share
 
 cdef i128 boundary(model_t *m, frame_t *f, int64_t i) noexcept nogil
 cdef frame_t frame_after(model_t *m, frame_t *f) noexcept nogil
-cdef int frame_begin(model_t *m, worker_t *w, frame_t *f) except -1
-cdef int frame_admit(model_t *m, worker_t *w, frame_t *f) except -1
-cdef int frame_join(model_t *m, worker_t *w, frame_t *f, int32_t s) except -1
+cdef int frame_begin(model_t *m, worker_t *w, frame_t *f) except -1 nogil
+cdef int frame_admit(model_t *m, worker_t *w, frame_t *f) except -1 nogil
+cdef int frame_join(model_t *m, worker_t *w, frame_t *f, int32_t s) except -1 nogil
 cdef void frame_leave(model_t *m, worker_t *w, frame_t *f, int32_t s) noexcept nogil
 cdef void frame_catch_up(model_t *m, worker_t *w, frame_t *f, int64_t now_ns) noexcept nogil
-cdef int plan_extend(model_t *m, worker_t *w) except -1
-cdef int plan_retract(model_t *m, worker_t *w) except -1
+cdef int plan_extend(model_t *m, worker_t *w) except -1 nogil
+cdef int plan_retract(model_t *m, worker_t *w) except -1 nogil
 cdef void plan_commit(model_t *m, worker_t *w) noexcept nogil
 
 

@@ -51,7 +51,7 @@ cdef void _give(model_t *m, frame_t *f, int32_t s) noexcept nogil:
         f.chunk = chunk
 
 
-cdef bint _place(model_t *m, worker_t *w, int32_t s) except -1:
+cdef bint _place(model_t *m, worker_t *w, int32_t s) except -1 nogil:
     """Give a waiting sequence all the blocks that its present tokens fill. Returns 0 if they are not there."""
     cdef seq_t *q = &m.table.seqs[s]
     cdef int32_t idle, i, hits, n, need
@@ -76,7 +76,7 @@ cdef bint _place(model_t *m, worker_t *w, int32_t s) except -1:
     return 1
 
 
-cdef int frame_admit(model_t *m, worker_t *w, frame_t *f) except -1:
+cdef int frame_admit(model_t *m, worker_t *w, frame_t *f) except -1 nogil:
     """Admit to the last frame from the queue, in order, until one fails; then set its length.
 
     May be called again when the queue has grown.
@@ -102,7 +102,7 @@ cdef int frame_admit(model_t *m, worker_t *w, frame_t *f) except -1:
     return 0
 
 
-cdef int _unadmit(model_t *m, worker_t *w, frame_t *f) except -1:
+cdef int _unadmit(model_t *m, worker_t *w, frame_t *f) except -1 nogil:
     """Take back all admissions of the last frame, last first."""
     cdef int32_t s, i
     cdef seq_t *q
@@ -142,7 +142,7 @@ cdef void _measure(model_t *m, worker_t *w, frame_t *f) noexcept nogil:
                 break
 
 
-cdef int frame_begin(model_t *m, worker_t *w, frame_t *f) except -1:
+cdef int frame_begin(model_t *m, worker_t *w, frame_t *f) except -1 nogil:
     """Schedule the last frame, of which start, it, n, kv, carried, done and sealed are given."""
     f.prefill = f.chunk = 0
     f.partial = NO_SEQ
@@ -191,7 +191,7 @@ cdef void frame_catch_up(model_t *m, worker_t *w, frame_t *f, int64_t now_ns) no
         f.carried = f.partial
 
 
-cdef int frame_join(model_t *m, worker_t *w, frame_t *f, int32_t s) except -1:
+cdef int frame_join(model_t *m, worker_t *w, frame_t *f, int32_t s) except -1 nogil:
     """Its prompt, and what it had put out, is computed: the sequence has one token more, and decodes from f on."""
     cdef seq_t *q = &m.table.seqs[s]
     q.since = f.it
@@ -216,7 +216,7 @@ cdef void frame_leave(model_t *m, worker_t *w, frame_t *f, int32_t s) noexcept n
         cache_release(&w.cache, q.blocks[i])
 
 
-cdef int _leave_quietly(model_t *m, worker_t *w, frame_t *f, int32_t s) except -1:
+cdef int _leave_quietly(model_t *m, worker_t *w, frame_t *f, int32_t s) except -1 nogil:
     """frame_leave that can be taken back."""
     w.left = <left_t *>room(w.left, w.n_left, &w.left_rows, sizeof(left_t))
     w.left[w.n_left] = left_t(s, w.depth, m.table.seqs[s].place >= 0)
@@ -250,7 +250,7 @@ cdef bint _is_quiet(model_t *m, worker_t *w) noexcept nogil:
     return 1
 
 
-cdef int plan_extend(model_t *m, worker_t *w) except -1:
+cdef int plan_extend(model_t *m, worker_t *w) except -1 nogil:
     """Add frames until one ends with a fact, and note its time, or until nothing is left to run."""
     cdef frame_t *f
     cdef i128 end
@@ -261,12 +261,13 @@ cdef int plan_extend(model_t *m, worker_t *w) except -1:
         f = &w.frames[w.depth - 1]
         end = boundary(m, f, f.length) // NS_PS
         if end >= NS_END:
-            raise OverflowError("virtual time beyond 2^62 ns")
+            with gil:
+                raise OverflowError("virtual time beyond 2^62 ns")
         w.next_ns = <int64_t>end
     return 0
 
 
-cdef int _extend(model_t *m, worker_t *w) except -1:
+cdef int _extend(model_t *m, worker_t *w) except -1 nogil:
     """Add a frame after the last one, which ends quietly."""
     cdef frame_t *f
     cdef frame_t *g
@@ -289,7 +290,7 @@ cdef int _extend(model_t *m, worker_t *w) except -1:
     return frame_begin(m, w, g)
 
 
-cdef int plan_retract(model_t *m, worker_t *w) except -1:
+cdef int plan_retract(model_t *m, worker_t *w) except -1 nogil:
     """Undo the last frame, in the reverse order of _extend."""
     cdef frame_t *f = &w.frames[w.depth - 2]
     cdef int32_t i, s

@@ -48,10 +48,10 @@ cdef struct heap_t:             # by (it, order)
     int32_t rows
 
 
-cdef void *room(void *rows, int32_t used, int32_t *allocated, size_t size) except NULL
+cdef void *room(void *rows, int32_t used, int32_t *allocated, size_t size) except NULL nogil
 cdef int32_t seq_new(table_t *table, int32_t n_names, int64_t n_blocks) except -2
 cdef void seq_free(table_t *table, int32_t s) noexcept nogil
-cdef int heap_add(heap_t *heap, seq_t *seqs, int32_t s, int64_t it) except -1
+cdef int heap_add(heap_t *heap, seq_t *seqs, int32_t s, int64_t it) except -1 nogil
 cdef void heap_move(heap_t *heap, seq_t *seqs, int32_t s, int64_t it) noexcept nogil
 cdef void heap_remove(heap_t *heap, seq_t *seqs, int32_t s) noexcept nogil
 cdef void list_append(list_t *queue, seq_t *seqs, int32_t s) noexcept nogil

@@ -11,14 +11,15 @@ cdef enum:
     ROWS_MIN = 4
 
 
-cdef void *room(void *rows, int32_t used, int32_t *allocated, size_t size) except NULL:
+cdef void *room(void *rows, int32_t used, int32_t *allocated, size_t size) except NULL nogil:
     """rows, with place for one more than used."""
     if used < allocated[0]:
         return rows
     cdef int32_t n = max(2 * allocated[0], <int32_t>ROWS_MIN)
     rows = realloc(rows, n * size)
     if rows == NULL:
-        raise MemoryError
+        with gil:
+            raise MemoryError
     allocated[0] = n
     return rows
 
@@ -126,7 +127,7 @@ cdef void _sift(heap_t *heap, seq_t *seqs, int32_t i) noexcept nogil:
     seqs[moved.seq].place = i
 
 
-cdef int heap_add(heap_t *heap, seq_t *seqs, int32_t s, int64_t it) except -1:
+cdef int heap_add(heap_t *heap, seq_t *seqs, int32_t s, int64_t it) except -1 nogil:
     """Cost: O(log n), like all of the heap."""
     heap.due = <due_t *>room(heap.due, heap.n, &heap.rows, sizeof(due_t))
     heap.due[heap.n] = due_t(it, seqs[s].order, s)

@@ -40,7 +40,7 @@ cdef void worker_close(worker_t *w) noexcept nogil:
     free(w.heap.due)
 
 
-cdef int worker_submit(model_t *m, worker_t *w, int32_t s, int64_t now_ns) except -1:
+cdef int worker_submit(model_t *m, worker_t *w, int32_t s, int64_t now_ns) except -1 nogil:
     """A new sequence at the end of the queue. No fact before now_ns is pending."""
     cdef frame_t *f
     list_append(&w.waiting, m.table.seqs, s)
@@ -56,7 +56,7 @@ cdef int worker_submit(model_t *m, worker_t *w, int32_t s, int64_t now_ns) excep
     return _reconsider(m, w, now_ns)
 
 
-cdef int _reconsider(model_t *m, worker_t *w, int64_t now_ns) except -1:
+cdef int _reconsider(model_t *m, worker_t *w, int64_t now_ns) except -1 nogil:
     """The front of the queue has changed: the first iteration that starts at or after now_ns looks at it."""
     cdef frame_t *f
     while w.depth > 1 and start_ns(&w.frames[w.depth - 2]) >= now_ns:
@@ -71,7 +71,7 @@ cdef int _reconsider(model_t *m, worker_t *w, int64_t now_ns) except -1:
     return plan_extend(m, w)
 
 
-cdef int worker_cancel(model_t *m, worker_t *w, int32_t s, int64_t now_ns) except -1:
+cdef int worker_cancel(model_t *m, worker_t *w, int32_t s, int64_t now_ns) except -1 nogil:
     """Stop a sequence: a waiting one at once, a running one at the end of its iteration. Its row is freed in time."""
     cdef seq_t *q = &m.table.seqs[s]
     cdef frame_t *f
@@ -92,29 +92,28 @@ cdef int worker_cancel(model_t *m, worker_t *w, int32_t s, int64_t now_ns) excep
     return plan_extend(m, w)
 
 
-cdef int _tell(model_t *m, int32_t kind, int32_t s, int32_t first, int32_t last) except -1:
+cdef int _tell(model_t *m, int32_t kind, int32_t s, int32_t first, int32_t last) except -1 nogil:
     m.facts = <fact_t *>room(m.facts, m.n_facts, &m.fact_rows, sizeof(fact_t))
     m.facts[m.n_facts] = fact_t(kind, s, first, last)
     m.n_facts += 1
     return 0
 
 
-cdef int _tell_removed(model_t *m, worker_t *w) except -1:
+cdef int _tell_removed(model_t *m, worker_t *w) except -1 nogil:
     """The names that were evicted when the frame began."""
-    cdef int32_t i
-    m.n_removed = 0
+    cdef int32_t i, first = m.n_removed
     for i in range(w.cache.n_dropped):
-        m.removed = <uint64_t *>room(m.removed, i, &m.removed_rows, sizeof(uint64_t))
-        m.removed[i] = w.cache.dropped[i].name
+        m.removed = <uint64_t *>room(m.removed, m.n_removed, &m.removed_rows, sizeof(uint64_t))
+        m.removed[m.n_removed] = w.cache.dropped[i].name
         m.n_removed += 1
-    if m.n_removed:
-        _tell(m, REMOVED, NO_SEQ, 0, 0)
-        w.count.evicted_blocks += m.n_removed
+    if m.n_removed > first:
+        _tell(m, REMOVED, NO_SEQ, first, m.n_removed)
+        w.count.evicted_blocks += m.n_removed - first
         cache_forget(&w.cache)
     return 0
 
 
-cdef int _tell_stored(model_t *m, worker_t *w, frame_t *f) except -1:
+cdef int _tell_stored(model_t *m, worker_t *w, frame_t *f) except -1 nogil:
     """Blocks that the frame's prefill has filled get their names."""
     cdef int32_t b, last, s = f.head
     cdef fact_t *run
@@ -128,7 +127,7 @@ cdef int _tell_stored(model_t *m, worker_t *w, frame_t *f) except -1:
             if not cache_store(&w.cache, q.blocks[b], q.names[b]):
                 continue
             w.count.stored_blocks += 1
-            run = &m.facts[m.n_facts - 1] if m.n_facts else NULL
+            run = &m.facts[m.n_facts - 1] if m.n_facts > m.first_fact else NULL
             if run != NULL and run.kind == STORED and run.seq == s and run.last == b:
                 run.last += 1
             else:
@@ -137,7 +136,7 @@ cdef int _tell_stored(model_t *m, worker_t *w, frame_t *f) except -1:
     return 0
 
 
-cdef int _tell_prefilled(model_t *m, frame_t *f, int64_t now_ns) except -1:
+cdef int _tell_prefilled(model_t *m, frame_t *f, int64_t now_ns) except -1 nogil:
     """First tokens. A sequence that was preempted after its first token is computed again without a word."""
     cdef int32_t s = f.head
     cdef seq_t *q
@@ -150,7 +149,7 @@ cdef int _tell_prefilled(model_t *m, frame_t *f, int64_t now_ns) except -1:
     return 0
 
 
-cdef int _move_on(model_t *m, worker_t *w, frame_t *g, int32_t s) except -1:
+cdef int _move_on(model_t *m, worker_t *w, frame_t *g, int32_t s) except -1 nogil:
     """A decoding sequence has come to a token that may matter: it leaves, or grows into a new block."""
     cdef seq_t *q = &m.table.seqs[s]
     cdef int64_t tokens = tokens_at(q, g.it)
@@ -190,7 +189,7 @@ cdef void _preempt(model_t *m, worker_t *w, frame_t *g, int32_t s) noexcept nogi
     g.sealed = 1
 
 
-cdef int _make_room(model_t *m, worker_t *w, frame_t *g) except -1:
+cdef int _make_room(model_t *m, worker_t *w, frame_t *g) except -1 nogil:
     """One more block for each sequence that has grown; as long as none is free, the last running one is preempted."""
     cdef int32_t i
     cdef seq_t *q
@@ -204,8 +203,8 @@ cdef int _make_room(model_t *m, worker_t *w, frame_t *g) except -1:
     return 0
 
 
-cdef int64_t worker_pass(model_t *m, worker_t *w) except -1:
-    """Let the last planned frame end: its facts go to m.facts, and a new plan is made. Returns the time, ns.
+cdef int64_t worker_pass(model_t *m, worker_t *w) except -1 nogil:
+    """Let the last planned frame end: its facts are added to m.facts, and a new plan is made. Returns the time, ns.
 
     Cost: O(log n) for each of the n decoding sequences that grows or finishes and for each that is admitted, O(1) for
     each block taken, freed or named.
@@ -217,7 +216,8 @@ cdef int64_t worker_pass(model_t *m, worker_t *w) except -1:
     f = w.frames[0]
     g = frame_after(m, &f)
     now_ns = start_ns(&g)
-    m.n_facts = m.n_needy = m.n_ended = 0
+    m.first_fact = m.n_facts
+    m.n_needy = m.n_ended = 0
     _tell_removed(m, w)
     _tell_stored(m, w, &f)
     _tell_prefilled(m, &f, now_ns)

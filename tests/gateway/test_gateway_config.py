@@ -182,7 +182,9 @@ def test_a_dump_holds_every_field():
     ("a: \x00", "g.yaml: not valid YAML"),
     ("a: 1\n---\nb: 1", "g.yaml:2:1: not valid YAML"),
     ("x: &a [*a]", "g.yaml:1:1: x: unknown key"),
-    ("[" * 5000, "g.yaml: not valid YAML"),
+    ("[" * 500, "g.yaml:1:33: not valid YAML: nested deeper than 32 levels"),
+    ("{a: " * 5000, "g.yaml:1:126: not valid YAML: nested deeper than 32 levels"),
+    ("- " * 5000, "g.yaml:1:65: not valid YAML: nested deeper than 32 levels"),
     ("#" + "x" * (1 << 20), "g.yaml: longer than 1048576 characters"),
 ])
 def test_refusals_name_their_place(text, message):

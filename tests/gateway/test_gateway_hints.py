@@ -155,6 +155,18 @@ def test_caps_go_by_class_and_by_family():
     assert alone.priority_jump == 3.0
 
 
+@pytest.mark.parametrize("header", ["x-kvcore-policy-class", "x-dynamo-meta-policy-class"])
+@pytest.mark.parametrize("name", ["premium", "regular", "system", "a-typo", "", None])
+def test_requests_that_ask_for_little_are_read_as_those_that_ask_for_more(header, name):
+    """What is remembered of the usual requests is what reading them would give."""
+    caps = {"premium": HintCaps(deadline_max_s=1.0), "regular": HintCaps(deadline_max_s=2.0),
+            "system": HintCaps(allowed=False)}
+    asked = {} if name is None else {header: name}
+    slowly = read(asked | {"x-kvcore-do-not-queue": "false"}, {"nvext": {}}, classes=caps)
+    assert read(asked, classes=caps) == slowly
+    assert slowly.max_wait_ns == (10**9 if name == "premium" else 2 * 10**9)
+
+
 def test_a_class_that_clients_may_not_name_is_the_default_one_with_its_caps():
     caps = {"system": HintCaps(allowed=False), "regular": HintCaps(priority_max=0.0)}
     hints = read({"x-kvcore-policy-class": "system", "x-dynamo-request-priority": "9"}, classes=caps)

@@ -57,6 +57,13 @@ def test_the_file_is_in_force_and_is_what_is_shown(tmp_path):
     assert load_policy(as_text(found.profile)).root == found.profile
 
 
+def test_what_an_author_may_not_have_meant_is_said(tmp_path):
+    """A premium class with the smallest quantum, as `kvcore policy check` warns."""
+    assert desk(tmp_path).warnings == ()
+    [warning] = desk(tmp_path, POLICY.replace("512", "64")).warnings
+    assert "premium" in warning
+
+
 def test_a_models_profile_is_chosen_by_name(tmp_path):
     text = "models:\n  llama:\n" + "".join([f"    {line}\n" for line in POLICY.splitlines()])
     assert classes(desk(tmp_path, text, model="llama")) == ["premium", "regular"]

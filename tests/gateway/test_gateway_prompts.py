@@ -199,8 +199,15 @@ def test_an_engine_that_does_not_say_leaves_an_estimate_and_is_left_alone_for_a_
 def test_an_engine_that_knows_only_texts_is_still_asked_about_texts():
     engine = Engine(b'{"tokens":[]}', b'{"tokens":[1]}')
     found = meter(ask=engine)
-    assert measure(found, chat("hi"), chat=True).source is Source.ESTIMATE
-    assert measure(found, {"prompt": "hi"}).source is Source.ENGINE
+
+    async def story():
+        body = parse(json.dumps(chat("hi")).encode())
+        assert (await found.measure(body, chat=True)).source is Source.ESTIMATE
+        assert (await found.measure(parse(b'{"prompt":"hi"}'), chat=False)).source is Source.ENGINE
+        assert (await found.measure(body, chat=True)).source is Source.ESTIMATE
+
+    trio.run(story)
+    assert len(engine.asked) == 2
 
 
 def test_sources_can_be_chosen(model):

@@ -313,8 +313,9 @@ def test_endpoints_of_ranks(endpoint, dp_rank, of):
     assert of_rank(endpoint, dp_rank) == of
 
 
-@pytest.mark.parametrize("endpoint", ["", "host:5557", "tcp://host", "tcp://:1", "http://h:1", "tcp://h:99999", "ipc://",
-                                      "tcp://h:x", "tcp://h:1/path", "inproc://x"])
+@pytest.mark.parametrize("endpoint", [
+    "", "host:5557", "tcp://host", "tcp://:1", "http://h:1", "tcp://h:99999", "ipc://", "tcp://h:x", "tcp://h:1/path",
+    "inproc://x"])
 def test_what_is_no_endpoint_is_refused_at_once(endpoint):
     with pytest.raises(ValueError, match=r"endpoint|port|Port"):
         Source(7, endpoint)

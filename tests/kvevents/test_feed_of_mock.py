@@ -9,7 +9,7 @@ from kvcore.drivers.kvevents.feed import Source, open_feed
 from kvcore.drivers.kvevents.names import BlockNames
 from kvcore.drivers.kvevents.values import Trust
 from kvcore.drivers.trio import open_scheduler
-from mock_world import ask, mock_worker
+from mock_world import ask, mock_worker, until
 
 from kvcore.config import IndexMode, SchedulerConfig
 from kvcore.request import WorkerConfig
@@ -48,13 +48,13 @@ def test_the_core_knows_what_the_engine_caches():
                 await send(number)
             await until_known()
             assert await known_blocks(router) == 6
-            assert feed.trust(7) is Trust.EXACT
+            await until(lambda: feed.trust(7) is Trust.EXACT)
             worker.publisher.lose = 2           # a gap, which is seen with the next message and replayed
             for number in range(3, 6):
                 await send(number)
+            await until(lambda: feed.trust(7) is Trust.EXACT)
             await until_known()
             assert await known_blocks(router) == 12
-            assert feed.trust(7) is Trust.EXACT
             feed.remove(7)
             await router.remove_worker(7)
             assert await known_blocks(router) == 0

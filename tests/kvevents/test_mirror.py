@@ -101,7 +101,8 @@ def test_the_first_meaning_of_a_hash_stands():
 
 
 def test_a_name_stays_until_the_last_of_its_hashes_goes():
-    made, _ = mirror(path(1, tokens=PATH[:2]), path(9, tokens=PATH[:2]))
+    made, facts = mirror(path(1, tokens=PATH[:2]), path(9, tokens=PATH[:2]))
+    assert facts == [Fact(Change.STORED, Tier.DEVICE, (A,))]
     assert (len(made), made.held(Tier.DEVICE)) == (2, 1)
     assert made.apply([Removed((1,))]) == []
     assert made.apply([Removed((9,))]) == [Fact(Change.REMOVED, Tier.DEVICE, (A,))]

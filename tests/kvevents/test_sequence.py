@@ -175,7 +175,7 @@ def test_the_whole_tale_again():
 def test_a_link_that_was_down_takes_what_is_held_with_it():
     hand = Hand(began=False)
     hand.sequencer.start()
-    hand.live(0)
+    hand.live(0, 1)
     assert hand.sequencer.verify(was_down=True) == [Ask(0)]
     assert hand.answer(0, start=1) == [Reset(), *deliver(0, start=1)]
 
@@ -275,6 +275,43 @@ def test_what_is_held_is_bounded_in_bytes():
     for sequence in (2, 3, 4):
         sequencer.live(sequence, half)
     assert sequencer.dropped == 1
+    for sequence in (0, 1):
+        sequencer.answer(sequence, b"")
+    sequencer.end()
+    for sequence in (5, 6):
+        sequencer.live(sequence, half)
+    assert (sequencer.last, sequencer.dropped) == (3, 1), "what was delivered is not held any more"
+
+
+def test_a_short_buffer_does_not_wait_in_what_is_held():
+    hand = Hand(held_max=2)
+    hand.live(0, 9)
+    assert hand.answer(5, 6, 7, 8, 9) == [Lost(1, 4), *deliver(5, 6, 7, 8, 9)]
+
+
+def test_a_doubt_and_an_answer_that_begins_too_late_is_a_restart():
+    hand = Hand()
+    hand.live(*range(DIGESTS_MAX + 2))
+    assert hand.live(0, start=1) == [Ask(DIGESTS_MAX + 1)]
+    assert hand.answer(DIGESTS_MAX + 5, start=1, ends=False) == [Reset(), Ask(0)]
+
+
+def test_a_link_that_was_down_and_an_answer_that_begins_too_late():
+    hand = Hand()
+    hand.live(0, 1)
+    hand.sequencer.verify(was_down=True)
+    assert hand.answer(2) == [Broken(), *deliver(2)], "it may be the next one, or another publisher's"
+
+
+def test_who_has_answered_before_keeps_a_buffer_and_nothing_in_it_is_a_restart():
+    hand = Hand(began=False)
+    hand.sequencer.start()
+    hand.answer(0, 1)
+    for start in (1, 2, 3):
+        hand.sequencer.verify()
+        assert hand.answer() == [Reset(), Ask(0)]
+        hand.answer()
+        assert hand.live(0, 1, start=start) == deliver(0, 1, start=start)
 
 
 def test_a_number_from_nowhere_does_not_stop_the_rest():

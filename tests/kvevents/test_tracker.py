@@ -185,6 +185,13 @@ def test_what_is_degraded_is_mended_by_hearing_the_whole_tale():
     assert (tracker.trust, world.tiers) == (Trust.EXACT, {Tier.DEVICE: engine.names_held()})
 
 
+def test_a_link_that_was_down_degrades_who_sends_nothing_again():
+    engine, tracker, world = Engine(), Tracker(BlockNames(4), can_ask=False), World()
+    world.tell(tracker.live(*engine.prompt(*range(12))))
+    world.tell(tracker.verify(was_down=True))
+    assert (tracker.trust, world.tiers) == (Trust.DEGRADED, {Tier.HOST: engine.names_held()})
+
+
 def test_a_restart_forgets_what_was_before():
     engine, tracker, world = started()
     engine.restart()

@@ -32,8 +32,11 @@ FOLLOWS = "follows from other fields"
 GIVEN = "in the Request, which is written whole"
 
 #: Row -> field that is not written -> why.
+WISHES = (
+    "lazy", "constrained", "special", "do_not_queue", "priority_jump", "expected", "strict_priority", "class_name")
 DIGEST_LEAVES_OUT = {
     "request_t": {
+        **dict.fromkeys(WISHES, "its Request's"),
         "serial": "names the path to caches of look-ups only",
         "older": LINK, "newer": LINK,
     },
@@ -63,6 +66,7 @@ DIGEST_LEAVES_OUT = {
 
 SNAPSHOT_LEAVES_OUT = {
     "request_t": {
+        **dict.fromkeys(WISHES, "its Request's"),
         "serial": "names the path to caches of look-ups only", "older": LINK, "newer": LINK,
         **dict.fromkeys((
             "track_prefill", "prompt", "outside", "reserve", "deadline_ns", "path", "sequence", "path_length",

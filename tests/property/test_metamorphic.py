@@ -77,7 +77,8 @@ def relabelled(value, names: dict[str, str]):
 @given(plans(SOUND), st.randoms(use_true_random=False))
 def test_names_of_requests_do_not_matter(plan, random):
     batches = batches_of(plan)
-    old = ["ghost", *(f"r{i}" for i in range(1, 1 + sum(map(len, batches))))]
+    numbers = range(1, 1 + sum(map(len, batches)))
+    old = ["ghost", *(f"r{i}" for i in numbers), *map(str, numbers)]
     new = [f"{'ä' * (i % 3)}{i:x}" for i in range(len(old))]
     random.shuffle(new)
     names = dict(zip(old, new, strict=True))

@@ -64,7 +64,6 @@ LATER: dict[int, str] = {
     74: "the gateway: what counts as a failure of a worker",
     76: "the gateway: jitter on retry_after_ns, and a retry budget",
     98: "the gateway: headers kept and echoed",
-    104: "block size as a property of a worker, and a reason for leaving one out",
     106: "metrics: series per tenant with a bound",
     109: "explain(id)",
     110: "the gateway: time of the first chunk",

@@ -129,8 +129,8 @@ def test_any_order_in_any_order_out(order, leaving):
 
 @pytest.mark.parametrize("size", [10, 1_000, 100_000])
 def test_an_operation_moves_logarithmically_many_nodes(size):
-    """Depth is log4(n): a push climbs it at most; a removal falls to a leaf and what fills the hole climbs at most all of
-    it, and so it is with another key; each plus the item itself.
+    """Depth is log4(n). A push climbs it at most; a removal falls to a leaf, and what fills the hole climbs at most all
+    of it; so it is with another key. Each plus the item itself.
     """
     heap = Heap(size)
     depth = math.log2(size) / 2 + 2

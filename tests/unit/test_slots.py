@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from probe_build import load
 
-Slots = load("_probe").Slots
+Slots, number_in = load("_probe").Slots, load("_probe").number_from
 
 
 def test_an_id_has_its_slot_until_it_is_removed():
@@ -29,27 +30,69 @@ def test_the_slot_freed_last_is_used_first():
     assert table.size == 5
 
 
-def test_text_and_numbers_are_told_apart():
+def test_ids_that_write_out_numbers_are_those_numbers():
     table = Slots()
-    assert [table.add(1), table.add("1"), table.add("")] == [0, 1, 2]
-    assert [table.get(1), table.get("1"), table.get("")] == [0, 1, 2]
+    assert [table.add("17"), table.add_number(0), table.add("017")] == [0, 1, 2]
+    assert [table.get_number(17), table.get("17"), table.get("0"), table.get("017")] == [0, 0, 1, 2]
+    assert [table.id_of(slot) for slot in range(3)] == ["17", "0", "017"]
+    assert sorted(table.live()) == ["0", "017", "17"]
+    assert table.count() == 3
+    assert not table.all_numbers()
+    table.remove(2)
+    assert table.all_numbers()
+    table.remove(0)
+    assert [table.get("17"), table.get_number(17), table.live()] == [None, None, ["0"]]
+
+
+def test_a_slot_forgets_the_text_of_the_number_that_it_had():
+    table = Slots()
+    table.add("17")
+    assert table.id_of(0) == "17"
+    table.remove(0)
+    assert table.add_number(18) == 0
+    assert table.id_of(0) == "18"
+
+
+@pytest.mark.parametrize("text", ["", "-1", "+1", " 1", "1 ", "00", "01", "1_0", "1e3", "\u0661", "1\0", "x", "1" * 19])
+def test_other_texts_are_no_numbers(text):
+    assert number_in(text) is None
+    table = Slots()
+    table.add(text)
+    assert (table.get(text), table.id_of(0), table.all_numbers()) == (0, text, False)
+
+
+def test_the_largest_number_has_18_digits():
+    assert number_in("9" * 18) == 10**18 - 1
 
 
 def test_a_small_live_set_stays_in_few_slots():
     table = Slots()
-    slots = {table.add(i) for i in range(4)}
+    slots = {table.add(f"r{i}") for i in range(4)}
     for i in range(4, 2_000):
-        table.remove(table.get(i - 4))
-        slots.add(table.add(i))
+        table.remove(table.get(f"r{i - 4}"))
+        slots.add(table.add(f"r{i}"))
     assert slots == {0, 1, 2, 3}
     assert table.size == 4
 
 
-@given(st.lists(st.integers(0, 12)))
+@pytest.mark.parametrize("step", [1, 64, 1 << 32])
+def test_many_numbers_come_and_go(step):
+    table = Slots()
+    for i in range(5_000):
+        table.add_number(i * step)
+    for i in range(0, 5_000, 2):
+        table.remove(table.get_number(i * step))
+    assert [table.get_number(i * step) for i in range(5_000)] == [None if i % 2 == 0 else i for i in range(5_000)]
+
+
+NAMES = [*"abcdef", *map(str, range(7))]
+
+
+@given(st.lists(st.sampled_from(NAMES)))
 def test_a_dict_and_a_stack_say_the_same(names):
     """Each name toggles: added if it is not live, else removed."""
     table = Slots()
-    slots: dict[int, int] = {}
+    slots: dict[str, int] = {}
     free: list[int] = []
     size = 0
     for name in names:
@@ -64,6 +107,6 @@ def test_a_dict_and_a_stack_say_the_same(names):
         assert table.size == size
         assert table.count() == len(slots)
         assert sorted(table.live()) == sorted(slots)
-        assert {other: table.get(other) for other in range(13)} == {other: slots.get(other) for other in range(13)}
+        assert {other: table.get(other) for other in NAMES} == {other: slots.get(other) for other in NAMES}
         assert all(table.id_of(slot) == other for other, slot in slots.items())
         assert all(table.id_of(slot) is None for slot in free)

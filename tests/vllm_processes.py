@@ -28,6 +28,7 @@ WHY_NOT = "" if PYTHON else "KVCORE_VLLM_PYTHON does not name a Python with vllm
 MODEL = "tiny"
 #: The smallest that vLLM's CPU backend takes.
 BLOCK_SIZE = 32
+BLOCKS, SLOTS = 512, 4
 #: Three processes import torch one after the other; a busy machine takes minutes for it.
 START_S = 600
 
@@ -98,8 +99,8 @@ def replica(model: Path, folder: Path, number: int, *more: str) -> Iterator[Repl
     command = [
         PYTHON, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model), "--served-model-name", MODEL,
         "--host", "127.0.0.1", "--port", str(port), "--load-format", "dummy", "--dtype", "float32", "--enforce-eager",
-        "--max-model-len", "4096", "--block-size", str(BLOCK_SIZE), "--num-gpu-blocks-override", "512",
-        "--max-num-seqs", "4", "--enable-prefix-caching", "--enable-prompt-tokens-details",
+        "--max-model-len", "4096", "--block-size", str(BLOCK_SIZE), "--num-gpu-blocks-override", str(BLOCKS),
+        "--max-num-seqs", str(SLOTS), "--enable-prefix-caching", "--enable-prompt-tokens-details",
         "--kv-events-config", json.dumps(publisher), *more]
     environment = {
         "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1",

@@ -1,0 +1,84 @@
+# The scheduler, for C: embedders in Cython cimport it. All fields but config and profile are kvcore's own business.
+cimport cython
+from kvcore._admission cimport Admission
+from kvcore._arrivals cimport Arrivals
+from kvcore._backlog cimport Backlog
+from kvcore._batch cimport Batch
+from kvcore._digest cimport Digester
+from kvcore._dispatch cimport Dispatcher
+from kvcore._endings cimport Endings
+from kvcore._explain cimport Explainer
+from kvcore._facts cimport WorkerFacts
+from kvcore._fleet cimport Fleet
+from kvcore._forecast cimport Forecast
+from kvcore._inspect cimport Inspector
+from kvcore._lifecycle cimport Lifecycle
+from kvcore._outbox cimport Outbox
+from kvcore._placement cimport Placement
+from kvcore._policies cimport Policies
+from kvcore._reload cimport Reload
+from kvcore._requests cimport RequestTable
+from kvcore._restore cimport SnapshotReader
+from kvcore._settle cimport Settler
+from kvcore._tables cimport Tables
+from kvcore._types cimport int64_t, ns_t
+from kvcore.events cimport (
+    AdmissionReleased, ContextAdvanced, DispatchAccepted, DispatchFailed, Event, OutputBlockAdded, OverlapRefreshed,
+    PolicyReplaced, PrefillCompleted, RequestCancelled, RequestFinished)
+from kvcore.request cimport Request
+
+
+@cython.final
+cdef class Scheduler:
+    cdef readonly object config            # SchedulerConfig
+    cdef readonly object profile           # PolicyProfile in force
+    cdef int64_t block_size
+    cdef RequestTable requests
+    cdef Fleet fleet
+    cdef Placement placement
+    cdef Backlog backlog
+    cdef Inspector inspector
+    cdef Digester digester
+    cdef Policies policies
+    cdef Endings endings
+    cdef Admission admission
+    cdef Dispatcher dispatcher
+    cdef Lifecycle lifecycle
+    cdef Outbox outbox
+    cdef Settler settler
+    cdef Arrivals arrivals
+    cdef Batch batch
+    cdef Reload reload
+    cdef WorkerFacts facts
+    cdef Tables tables
+    cdef Forecast forecast
+    cdef Explainer explainer
+    cdef list builds                       # fresh admission policies for each PolicyReplaced of the present batch
+    cdef int64_t steps                     # counted in debug builds only
+    cdef bint stepping
+    cdef bint sealed                       # an array is being stepped, perhaps without the interpreter lock
+    cdef bint poisoned
+
+    cdef tuple play(self, object event)
+
+    cdef list _begin(self, list built)
+    cdef int _end(self, list out) except -1
+    cdef int _check_owner(self) except -1
+    cdef int _check_reader(self) except -1
+    cdef int _check_arrival(self, Request request) except -1
+    cdef int _check_invariants(self) except -1
+    cdef int _apply(self, Event event, list out) except -1
+    cdef int _dispatch(self, Event event, list out) except -1
+    cdef int _advance(self, ns_t now_ns, list out) except -1
+    cdef int _on_released(self, AdmissionReleased event, list out) except -1
+    cdef int _on_refreshed(self, OverlapRefreshed event, list out) except -1
+    cdef int _on_policy_replaced(self, PolicyReplaced event, list out) except -1
+    cdef int _adopt(self, object profile, list built, list out) except -1
+    cdef int _on_cancelled(self, RequestCancelled event, list out) except -1
+    cdef int _on_accepted(self, DispatchAccepted event, list out) except -1
+    cdef int _on_failed(self, DispatchFailed event, list out) except -1
+    cdef int _on_prefill_completed(self, PrefillCompleted event, list out) except -1
+    cdef int _on_output_block(self, OutputBlockAdded event, list out) except -1
+    cdef int _on_context_advanced(self, ContextAdvanced event, list out) except -1
+    cdef int _on_finished(self, RequestFinished event, list out) except -1
+    cdef int _resume(self, SnapshotReader reader) except -1

@@ -1,0 +1,1 @@
+"""A package outside of kvcore that is compiled against its .pxd files."""
