@@ -248,7 +248,7 @@ cdef class Queue:
         return None if value == -1 else value
 
 
-cdef bint passes(void* judge, slot_t class_index, slot_t item) noexcept:
+cdef bint passes(void* judge, slot_t class_index, slot_t item) noexcept nogil:
     """The dispatch test of benchmarks: a byte per request."""
     return (<const unsigned char*>judge)[item]
 
