@@ -8,7 +8,7 @@ import zipfile
 from pathlib import Path, PurePosixPath
 
 BUILT = {".so", ".c", ".o", ".html", ".pyc"}
-HEADS = {".py", ".pxd", ".pyi"}
+HEADS = {".py", ".pxd", ".pyi", ".j2"}
 #: Where a folder of the tree is in the wheel.
 INSTALLED = {"kvcore": "kvcore", "drivers": "kvcore/drivers"}
 

@@ -25,6 +25,8 @@ from .mock_worker import mock_worker_command
 from .policy import policy_group
 from .replay import replay_command
 from .serve import serve_command
+from .sweep import sweep_command
+from .trace import trace_group
 
 EXIT_ERROR, EXIT_INTERRUPTED = 2, 130
 
@@ -72,6 +74,8 @@ def cli() -> None:
 cli.add_command(serve_command)
 cli.add_command(replay_command)
 cli.add_command(compare_command)
+cli.add_command(sweep_command)
+cli.add_command(trace_group)
 cli.add_command(policy_group)
 cli.add_command(journal_group)
 cli.add_command(bench_command)

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import IO
 
 _PR_SET_PDEATHSIG = 1
-START_S, STOP_S = 60.0, 5.0
+START_S, STOP_S = 180.0, 5.0
 
 
 class ChildFailed(RuntimeError):

@@ -11,11 +11,11 @@ import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from io import StringIO, TextIOWrapper
-from typing import IO, TYPE_CHECKING, Any, cast
+from typing import IO, TYPE_CHECKING
 
 import click
 
-from .output import STDOUT, check_output, write_outputs
+from .output import STDOUT, check_output, write_text
 
 if TYPE_CHECKING:
     from kvcore.config import SchedulerConfig
@@ -38,21 +38,7 @@ def write_journal(path: str, config: SchedulerConfig, fill: Callable[[Tap], None
         with JournalWriter(stream, config) as journal:
             fill(journal.batch)
 
-    _write_text(path, write)
-
-
-def _write_text(path: str, write: Callable[[IO[str]], None]) -> None:
-    """What `write` writes as a file, gzipped where the name says so."""
-
-    def write_packed(stream: IO[str]) -> None:
-        # Neither a time nor a name inside: the same run gives the same bytes.
-        with (
-            gzip.GzipFile("", "wb", 6, cast(TextIOWrapper, stream).buffer, 0) as packed,
-            TextIOWrapper(cast(Any, packed), "ascii", newline="") as text,
-        ):
-            write(text)
-
-    write_outputs([(path, write_packed if path.endswith(".gz") else write)])
+    write_text(path, write)
 
 
 @click.group("journal", short_help="Look into journals.")
@@ -214,7 +200,7 @@ def _cut(file: str, first: int, last: int, output: str) -> None:
                 write(held)
                 click.echo(held.getvalue(), nl=False)
             else:
-                _write_text(output, write)
+                write_text(output, write)
         except NotImplementedError:
             raise click.ClickException(f"{file}: an admission policy has no dump: there is no snapshot") from None
     if output != STDOUT:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 import stat
 import sys
 from collections.abc import Callable, Iterable
-from typing import IO
+from io import TextIOWrapper
+from typing import IO, Any, cast
 
 import click
 
@@ -68,6 +70,20 @@ def write_outputs(outputs: Iterable[tuple[str, Callable[[IO[str]], None]]]) -> N
             os.unlink(part)
     for fill in late:
         fill(sys.stdout)
+
+
+def write_text(path: str, write: Callable[[IO[str]], None]) -> None:
+    """What `write` writes as a file, gzipped where the name says so; the file appears when it is complete."""
+
+    def write_packed(stream: IO[str]) -> None:
+        # Neither a time nor a name inside: the same run gives the same bytes.
+        with (
+            gzip.GzipFile("", "wb", 6, cast(TextIOWrapper, stream).buffer, 0) as packed,
+            TextIOWrapper(cast(Any, packed), "utf-8", newline="") as text,
+        ):
+            write(text)
+
+    write_outputs([(path, write_packed if path.endswith(".gz") else write)])
 
 
 def _write_in_place(path: str, fill: Callable[[IO[str]], None]) -> None:

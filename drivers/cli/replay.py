@@ -108,6 +108,11 @@ speedup_option = click.option(
               help="Write one line per request as CSV.")
 @click.option("--journal", type=click.Path(), metavar="OUT",
               help="Write every event and action as a journal, for `kvcore journal`; gzipped if OUT ends in .gz.")
+@click.option("--report", type=click.Path(allow_dash=True), metavar="OUT",
+              help="Write a page (HTML, one file) with the numbers, pictures over time and what became of the slowest "
+                   "requests. Runs the replay a second time. Needs the extra 'report'.")
+@click.option("--figures", type=click.Path(), metavar="DIR",
+              help="Write the pictures as SVG and PNG, and what they show as CSV, into this folder.")
 @click.option("--quiet", "-q", is_flag=True, help="No table, no notes and no progress bar.")
 def replay_command(**options: Any) -> None:
     """Replay the requests of TRACE files in virtual time through the scheduler and modelled inference engines, and
@@ -124,6 +129,7 @@ def replay_command(**options: Any) -> None:
           --classes premium=0.2,regular=0.8
       kvcore replay azure.csv --queue-policy wspt --queue-threshold 0.5 --speedup 2.5
       kvcore replay burstgpt.csv --concurrency 64 --json - | jq .requests
+      kvcore replay azure.csv --report azure.html --figures azure-figures
     """
     from .replay_run import Options, run
 

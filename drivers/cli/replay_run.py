@@ -11,10 +11,10 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from datetime import UTC, datetime
 from fractions import Fraction
-from typing import IO, Any
+from typing import Any
 
 import click
 import numpy as np
@@ -33,6 +33,7 @@ from ..replay.simulate import Tap, simulate
 from ..replay.traces import FORMATS, TraceStream, open_traces
 from .journal import write_journal
 from .output import STDOUT, check_output, write_outputs
+from .replay_report import Outputs, check_report, make_report, report_outputs
 
 _BAD_ROWS_SHOWN = 3
 _HASH_CHUNK = 1 << 20
@@ -65,6 +66,8 @@ class Options:
     json_path: str | None
     csv_path: str | None
     journal: str | None
+    report: str | None
+    figures: str | None
     quiet: bool
 
 
@@ -117,9 +120,10 @@ def _replay(options: Options, profile: PolicyProfile | None, mix: ClassMix | Non
     wall, cpu = time.perf_counter(), time.process_time()
     result = _simulate(options, stream, config, spec, mix)
     machine = _machine(time.perf_counter() - wall, time.process_time() - cpu, result)
-    report = _report(options, stream, config, spec, result) | {"run": machine}
+    numbers = _report(options, stream, config, spec, result)
     _tell_skipped(options, stream, result)
-    _write(options, report, result)
+    outputs = _watch(options, config, spec, mix, result, numbers) if options.report or options.figures else []
+    _write(options, numbers | {"run": machine}, result, outputs)
 
 
 def _simulate(
@@ -129,12 +133,7 @@ def _simulate(
     results: list[ReplayResult] = []
 
     def fill(tap: Tap | None) -> None:
-        with _progress(options) as progress:
-            results.append(simulate(
-                stream, config, spec, options.workers, classes=mix, seed=options.seed, speedup=options.speedup or 1,
-                concurrency=options.concurrency, paths=options.traces, skip_unfit=options.skip_bad,
-                tell_output=options.tell_output, progress=progress, tap=tap,
-            ))
+        results.append(_once(options, stream, config, spec, mix, tap))
 
     try:
         if options.journal is None:
@@ -144,6 +143,33 @@ def _simulate(
     except OverflowError as error:
         raise click.ClickException(f"{error} (146 years)") from error
     return results[0]
+
+
+def _once(
+    options: Options, stream: TraceStream, config: SchedulerConfig, spec: EngineSpec, mix: ClassMix | None,
+    tap: Tap | None,
+) -> ReplayResult:
+    with _progress(options) as progress:
+        return simulate(
+            stream, config, spec, options.workers, classes=mix, seed=options.seed, speedup=options.speedup or 1,
+            concurrency=options.concurrency, paths=options.traces, skip_unfit=options.skip_bad,
+            tell_output=options.tell_output, progress=progress, tap=tap,
+        )
+
+
+def _watch(
+    options: Options, config: SchedulerConfig, spec: EngineSpec, mix: ClassMix | None, result: ReplayResult,
+    numbers: dict[str, Any],
+) -> Outputs:
+    """The files of --report and --figures, from a second run that is watched."""
+    from ..report.watch import DECISIONS_KEPT
+
+    def again(tap: Tap) -> ReplayResult:
+        with _open(options) as stream:
+            return _once(options, stream, replace(config, decisions_kept=DECISIONS_KEPT), spec, mix, tap)
+
+    found = make_report(result, numbers, options.workers, config.block_size, again)
+    return report_outputs(found, options.report, options.figures)
 
 
 def _check(options: Options) -> None:
@@ -164,7 +190,8 @@ def _check(options: Options) -> None:
         raise click.UsageError(f"--queue-threshold must be a number of 0 or more, not {threshold}")
     if not 0 <= options.seed < 2**64:
         raise click.UsageError(f"--seed must be 0 .. 2^64-1, not {options.seed}")
-    outputs = [("--json", options.json_path), ("--csv", options.csv_path), ("--journal", options.journal)]
+    outputs = [("--json", options.json_path), ("--csv", options.csv_path), ("--journal", options.journal),
+               ("--report", options.report)]
     given = [(option, path) for option, path in outputs if path is not None]
     places = [os.path.realpath(path) for _, path in given if path != os.devnull]
     if len(set(places)) < len(places):
@@ -177,6 +204,8 @@ def _check(options: Options) -> None:
         if path == STDOUT and sys.stdout is None:
             raise click.UsageError(f"{option} -: standard output is closed")
         check_output(option, path, inputs)
+    if options.report is not None or options.figures is not None:
+        check_report("--figures" if options.report is None else "--report", options.figures, options.traces)
 
 
 def _check_name(option: str, name: str, known: list[str]) -> None:
@@ -362,14 +391,14 @@ def _note(text: str) -> None:
     click.echo(f"kvcore: note: {text}", err=True)
 
 
-def _write(options: Options, report: dict[str, Any], result: ReplayResult) -> None:
-    outputs: list[tuple[str, Callable[[IO[str]], None]]] = []
+def _write(options: Options, report: dict[str, Any], result: ReplayResult, outputs: Outputs) -> None:
     if options.json_path is not None:
         outputs.append((options.json_path, lambda stream: write_json(report, stream)))
     if options.csv_path is not None:
         outputs.append((options.csv_path, lambda stream: write_csv(result, options.traces, stream)))
     write_outputs(outputs)
-    if not options.quiet and STDOUT not in (options.json_path, options.csv_path) and sys.stdout is not None:
+    taken = STDOUT in (options.json_path, options.csv_path, options.report) or sys.stdout is None
+    if not options.quiet and not taken:
         from ..replay.text import print_report
 
         print_report(report)

@@ -50,6 +50,25 @@ def latencies_ns(rows: npt.NDArray[np.int64]) -> dict[str, npt.NDArray[np.int64]
     }
 
 
+def shares_of(
+    contended: Mapping[int, Sequence[int]], profile: PolicyProfile
+) -> list[tuple[int, Fraction | None, Fraction | None]]:
+    """ReplayResult.contended_shares of these contended tokens."""
+    classes = profile.classes
+    served = [0] * len(classes)
+    due = [Fraction(0)] * len(classes)
+    for waiting, tokens in contended.items():
+        quanta = sum(item.quantum for i, item in enumerate(classes) if waiting >> i & 1)
+        for i, item in enumerate(classes):
+            served[i] += tokens[i]
+            if waiting >> i & 1:
+                due[i] += Fraction(sum(tokens) * item.quantum, quanta)
+    total = sum(served)
+    if not total:
+        return [(0, None, None)] * len(classes)
+    return [(served[i], Fraction(served[i], total), due[i] / total) for i in range(len(classes))]
+
+
 @dataclass(frozen=True)
 class ReplayResult:
     """A finished replay. Nothing in it depends on the machine or on wall-clock time.
@@ -82,16 +101,4 @@ class ReplayResult:
         The entitlement weighs each set of waiting classes with the tokens that were dispatched while exactly it waited.
         Short bursts may miss it by a request each. Both shares are None if there are no contended tokens.
         """
-        classes = self.profile.classes
-        served = [0] * len(classes)
-        due = [Fraction(0)] * len(classes)
-        for waiting, tokens in self.contended.items():
-            quanta = sum(item.quantum for i, item in enumerate(classes) if waiting >> i & 1)
-            for i, item in enumerate(classes):
-                served[i] += tokens[i]
-                if waiting >> i & 1:
-                    due[i] += Fraction(sum(tokens) * item.quantum, quanta)
-        total = sum(served)
-        if not total:
-            return [(0, None, None)] * len(classes)
-        return [(served[i], Fraction(served[i], total), due[i] / total) for i in range(len(classes))]
+        return shares_of(self.contended, self.profile)

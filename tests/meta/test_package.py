@@ -58,7 +58,7 @@ def test_sdist_holds_nothing_built(packed):
 
 
 def test_wheel_holds_modules_headers_and_stubs(packed):
-    needed = {installed_name(path) for path in sources("kvcore", "drivers", suffixes=(".py", ".pxd", ".pyi"))}
+    needed = {installed_name(path) for path in sources("kvcore", "drivers", suffixes=(".py", ".pxd", ".pyi", ".j2"))}
     assert set(packed["wheel"]) == needed | {"kvcore/py.typed"}
 
 

@@ -199,12 +199,12 @@ def test_drivers_import_public_names_only():
     assert private == []
 
 
-def test_the_replay_has_no_clock():
+def test_the_replay_and_its_report_have_no_clock():
     """Virtual time and seeded draws only; whoever runs a replay measures it from outside."""
     banned = {"asyncio", "click", "logging", "random", "secrets", "socket", "threading", "time"}
     found = [
         f"{shown(path)} imports {item.module}"
-        for path in sources("drivers/replay")
+        for path in sources("drivers/replay", "drivers/report")
         for item in imports(path)
         if item.module.split(".")[0] in banned
     ]
@@ -244,8 +244,9 @@ def test_trio_and_threads_know_nothing_of_each_other():
 #: Packages of drivers/, and what each may import of the others; `live` are the modules beside them.
 MAY_IMPORT = {
     "live": set(), "http": set(), "replay": set(), "kvevents": {"live"}, "mock": {"http", "replay"},
-    "gateway": {"http", "kvevents", "live"}, "bench": {"replay"}, "study": {"replay"},
-    "cli": {"bench", "gateway", "kvevents", "mock", "replay", "study"},
+    "gateway": {"http", "kvevents", "live"}, "bench": {"replay"}, "study": {"replay"}, "report": {"replay"},
+    "traces": {"replay"},
+    "cli": {"bench", "gateway", "kvevents", "mock", "replay", "report", "study", "traces"},
 }
 #: Modules of these packages that wait for nothing: text, bytes and times come in as arguments.
 SANS_IO = {
@@ -359,6 +360,6 @@ def test_every_module_says_what_it_is():
 
 def test_every_suffix_is_known():
     """A new kind of source file must be told to this test."""
-    data = {".so", ".c", ".html", ".typed", ".pyc"}
+    data = {".so", ".c", ".html", ".typed", ".pyc", ".j2"}
     kinds = {path.suffix for folder in ("kvcore", "drivers") for path in (ROOT / folder).rglob("*") if path.is_file()}
     assert kinds - data - {""} <= set(SOURCE_SUFFIXES)

@@ -1,0 +1,80 @@
+"""`kvcore replay --report` and `--figures`: what is checked before the run, and the files that come out."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from typing import IO, TYPE_CHECKING, Any, TextIO, cast
+
+import click
+
+from ..replay.result import ReplayResult
+from ..replay.simulate import Tap
+
+if TYPE_CHECKING:
+    from ..report.replay import ReplayReport
+
+Outputs = list[tuple[str, Callable[[IO[str]], None]]]
+
+
+def check_report(option: str, figures: str | None, traces: tuple[str, ...]) -> None:
+    """Refuse what can be told before the run. option: what asks for a report.
+
+    Raises: click.ClickException.
+    """
+    # What it says of its font cache is not for those who asked for a report.
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)
+    try:
+        from ..report import replay
+    except ImportError as error:
+        raise click.ClickException(f"{error}: {option} needs pip install 'kvcore[report]'") from error
+    del replay
+    for path in traces:
+        if os.path.exists(path) and not os.path.isfile(path):
+            raise click.UsageError(f"{option} reads the traces twice, and {path} is no file that can be read again")
+    if figures is not None:
+        _check_folder(figures)
+
+
+def _check_folder(path: str) -> None:
+    place = path if os.path.lexists(path) else os.path.dirname(os.path.abspath(path))
+    if not os.path.isdir(place):
+        raise click.ClickException(f"--figures {path}: {place} is not a directory")
+    if not os.access(place, os.W_OK | os.X_OK):
+        raise click.ClickException(f"--figures {path}: {place} is not writable")
+
+
+def make_report(
+    result: ReplayResult, report: dict[str, Any], workers: int, block_size: int, again: Callable[[Tap], ReplayResult]
+) -> ReplayReport:
+    """Run once more and look. Raises: click.ClickException if the traces are not what they were."""
+    from ..report.replay import RunsDiffer, watched
+
+    try:
+        return watched(result, report, workers, block_size, again)
+    except RunsDiffer as error:
+        raise click.ClickException("the second run, for the report, was another one: a trace has changed") from error
+
+
+def report_outputs(found: ReplayReport, html: str | None, figures: str | None) -> Outputs:
+    """Files to be written, for write_outputs; the folder of the figures is made here."""
+    outputs: Outputs = []
+    if figures is not None:
+        os.makedirs(figures, exist_ok=True)
+        for name, table in found.tables.items():
+            outputs.append((os.path.join(figures, f"{name}.csv"), table.write))
+        for drawing in found.drawings:
+            outputs.append((os.path.join(figures, f"{drawing.name}.svg"), _text(drawing.svg)))
+            outputs.append((os.path.join(figures, f"{drawing.name}.png"), _bytes(drawing.png)))
+    if html is not None:
+        outputs.append((html, _text(found.html)))
+    return outputs
+
+
+def _text(make: Callable[[], str]) -> Callable[[IO[str]], None]:
+    return lambda stream: cast(None, stream.write(make()))
+
+
+def _bytes(make: Callable[[], bytes]) -> Callable[[IO[str]], None]:
+    return lambda stream: cast(None, cast(TextIO, stream).buffer.write(make()))

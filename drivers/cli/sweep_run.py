@@ -1,0 +1,224 @@
+"""What `kvcore sweep` does once its options are parsed. Imported when the command runs."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from io import BytesIO
+from typing import IO
+
+import click
+
+from kvcore.errors import KvcoreError
+from kvcore.policy import PolicyProfile
+from kvcore.policy_file import PolicyDocument, describe
+
+from ..study.case import Case, check_traces
+from ..study.objective import InvalidObjective, Objective, parse_objective
+from ..study.points import Task, Tried, check_keys, figure_names, policy_text
+from ..study.results import ResultFile, fingerprint, read_results, text_of
+from ..study.search import missing_extra, searching
+from ..study.space import InvalidSpace, Point, Space, load_space
+from ..study.sweep_text import Verdict, judge, write_points
+from .compare_run import LoadOptions, case_of, check_inputs, config_of
+from .output import STDOUT, check_output, write_outputs
+
+_PLOTS = (".svg", ".png", ".pdf")
+
+
+@dataclass(frozen=True)
+class Options(LoadOptions):
+    """The options of the command."""
+
+    space: str
+    objective: str | None
+    results: str | None
+    backend: str
+    jobs: int | None
+    address: str | None
+    best: str | None
+    csv_path: str | None
+    plot: str | None
+
+
+def run(options: Options) -> None:
+    """Search, then report. Raises: click.ClickException, KvcoreError, OSError."""
+    _check(options)
+    space = _space(options)
+    policy = os.path.join(os.path.dirname(options.space), space.policy)
+    _check_outputs(options, policy)
+    base = case_of(options, policy)
+    profile = base.profile
+    assert profile is not None
+    check_keys(space.keys, profile, options.space)
+    try:
+        check_traces(base.load)
+    except KvcoreError:
+        raise
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
+    points = dict(enumerate(space.all_points(options.seed), 1))
+    names = figure_names(profile, points[1])
+    objective = _objective(options, space, names)
+    tried = _search(options, space, base, profile, points)
+    verdict = judge(objective, tried, names)
+    _write(options, profile, verdict)
+
+
+def _check(options: Options) -> None:
+    if (absent := missing_extra()) is not None:
+        raise click.ClickException(f"kvcore sweep needs {absent}: pip install 'kvcore[sweep]'")
+    if options.address is not None and options.backend != "dask":
+        raise click.UsageError("--address needs --backend dask")
+    if options.backend == "dask" and options.address is None:
+        raise click.UsageError("--backend dask needs --address")
+    if options.backend == "dask" and options.jobs is not None:
+        raise click.UsageError("--jobs does nothing beside --backend dask: the cluster has as many as it has")
+    check_inputs(options)
+
+
+def _space(options: Options) -> Space:
+    try:
+        with open(options.space, encoding="utf-8") as stream:
+            return load_space(stream.read(), options.space)
+    except UnicodeDecodeError as error:
+        raise InvalidSpace(options.space, "not UTF-8 text") from error
+
+
+def _check_outputs(options: Options, policy: str) -> None:
+    outputs = [("--results", options.results), ("--best", options.best), ("--csv", options.csv_path),
+               ("--plot", options.plot)]
+    given = [(option, path) for option, path in outputs if path is not None]
+    places = [os.path.realpath(path) for _, path in given if path != os.devnull]
+    if len(set(places)) < len(places):
+        raise click.UsageError(f"{' and '.join(option for option, _ in given)} must go to different places")
+    for option, path in given:
+        if path == STDOUT and option != "--csv":
+            raise click.UsageError(f"{option} needs a file")
+        if path == STDOUT and sys.stdout is None:
+            raise click.UsageError(f"{option} -: standard output is closed")
+        check_output(option, path, [*options.traces, options.space, policy])
+    if options.plot is not None:
+        if not options.plot.endswith(_PLOTS):
+            raise click.UsageError(f"--plot {options.plot}: must end in {', '.join(_PLOTS)}")
+        try:
+            import matplotlib  # noqa: F401 - whether it is there
+        except ImportError as error:
+            raise click.ClickException("--plot needs matplotlib: pip install 'kvcore[report]'") from error
+
+
+def _objective(options: Options, space: Space, names: list[str]) -> Objective:
+    text = options.objective or space.objective
+    if text is None:
+        raise click.UsageError(f"{options.space} has no `objective`, and there is no --objective")
+    try:
+        objective = parse_objective(text)
+        objective.check(names)
+    except InvalidObjective as error:
+        place = "--objective" if options.objective else options.space
+        raise click.UsageError(f"{place}: {error}") from error
+    if options.plot is not None and len(objective.goals) < 2:
+        raise click.UsageError("--plot needs an objective with two goals, such as `minimise A, minimise B`")
+    return objective
+
+
+def _search(
+    options: Options, space: Space, base: Case, profile: PolicyProfile, points: dict[int, Point],
+) -> dict[int, Tried]:
+    """Try all points that are not known yet. Returns: all, by number."""
+    from . import program_version
+
+    described = describe(PolicyDocument(root=profile))
+    identity = fingerprint({
+        "kvcore": program_version(), "space": space.described(), "policy": described, "config": config_of(options)})
+    known = {} if options.results is None else read_results(options.results, identity, points)
+    if known and not options.quiet:
+        click.echo(f"kvcore: note: {len(known):,} of {len(points):,} points are known from {options.results}", err=True)
+    # Workers of a cluster stand in other folders.
+    base = replace(base, load=replace(base.load, traces=tuple(map(os.path.abspath, options.traces))))
+    tasks = [Task(number, values, base) for number, values in points.items() if number not in known]
+    file = None if options.results is None else ResultFile(options.results, identity, known)
+    tried = dict(known)
+    try:
+        with _progress(options, len(points), len(known)) as step, \
+                searching(tasks, options.backend, options.jobs or -1, options.address) as answers:
+            for answer in answers:
+                tried[answer.number] = answer
+                if file is not None:
+                    file.add(answer)
+                step()
+    finally:
+        if file is not None:
+            file.close()
+    if options.results is not None:
+        text = text_of(identity, tried)
+        write_outputs([(options.results, lambda stream: _put(stream, text))])
+    return tried
+
+
+def _put(stream: IO[str], text: str) -> None:
+    stream.write(text)
+
+
+@contextmanager
+def _progress(options: Options, points: int, known: int) -> Iterator[Callable[[], None]]:
+    """A progress bar on stderr, on a terminal only."""
+    if options.quiet or not sys.stderr.isatty():
+        yield lambda: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("sweep"), BarColumn(), MofNCompleteColumn(), TextColumn("left"), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("sweep", total=points, completed=known)
+        yield lambda: bar.advance(task)
+
+
+def _write(options: Options, profile: PolicyProfile, verdict: Verdict) -> None:
+    outputs: list[tuple[str, Callable[[IO[str]], None]]] = []
+    if options.csv_path is not None:
+        outputs.append((options.csv_path, lambda stream: write_points(verdict, stream)))
+    if options.best is not None and verdict.ranked:
+        text = _best(options, profile, verdict)
+        outputs.append((options.best, lambda stream: _put(stream, text)))
+    if options.plot is not None:
+        _plot(options.plot, verdict)
+    write_outputs(outputs)
+    if not options.quiet and options.csv_path != STDOUT and sys.stdout is not None:
+        from ..study.sweep_text import print_sweep
+
+        print_sweep(verdict)
+    if not verdict.figures:
+        raise click.ClickException(f"every point failed; the first: {verdict.failed[0].error}")
+    if options.best is not None and not verdict.ranked:
+        raise click.ClickException(f"no point meets the constraints: {options.best} is not written")
+
+
+def _best(options: Options, profile: PolicyProfile, verdict: Verdict) -> str:
+    """The best policy as a file, which begins with where it comes from."""
+    number = verdict.ranked[0]
+    values, figures = verdict.tried[number].values, verdict.figures[number]
+    lines = [f"# Point {number} of {len(verdict.tried)} of a sweep. What it was, and what it gave (times in ns):"]
+    lines += [f"#   {name}: {_plain(value)}" for name, value in values.items()]
+    lines += [f"#   {name} = {_plain(figures[name])}" for name in verdict.objective.figures if name not in values]
+    return "\n".join(lines) + "\n" + policy_text(profile, values)
+
+
+def _plain(value: object) -> str:
+    return "null" if value is None else str(value)
+
+
+def _plot(path: str, verdict: Verdict) -> None:
+    from ..study.front_plot import plot_front
+
+    drawn = BytesIO()
+    plot_front(verdict.objective, verdict.figures, verdict.ranked, verdict.front, drawn, path.rpartition(".")[2])
+    part = f"{path}.part"
+    with open(part, "wb") as stream:
+        stream.write(drawn.getvalue())
+    os.replace(part, path)
+

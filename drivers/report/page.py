@@ -1,0 +1,55 @@
+"""One self-contained HTML page: no script, no network, and a policy in its head that forbids both."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from importlib.resources import files
+
+from jinja2 import Environment, StrictUndefined
+from markupsafe import Markup
+
+from .figures import Drawing
+from .theme import colour_rules, inline
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A table on the page, as text. note: what to know about it."""
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Story:
+    """What there is to say of one request: (label, preformatted text)."""
+
+    title: str
+    texts: Sequence[tuple[str, str]]
+
+
+@dataclass(frozen=True)
+class Page:
+    """The words of a page. facts: (label, value) on top. remarks: below the figures. config: JSON text."""
+
+    title: str
+    subtitle: str
+    facts: Sequence[tuple[str, str]]
+    grids: Sequence[Grid]
+    config: str
+    remarks: Sequence[str] = ()
+    stories_title: str = ""
+    stories: Sequence[Story] = field(default=())
+
+
+def render(page: Page, drawings: Sequence[Drawing]) -> str:
+    """The page as HTML; all text in it is escaped. The same arguments give the same bytes."""
+    environment = Environment(
+        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True)
+    template = environment.from_string(files(__package__).joinpath("page.j2").read_text(encoding="utf-8"))
+    return template.render(
+        page=page, light=Markup(colour_rules(False)), dark=Markup(colour_rules(True)),
+        drawings=[(drawing, Markup(inline(drawing.svg(), drawing.name))) for drawing in drawings])
