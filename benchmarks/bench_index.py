@@ -5,6 +5,8 @@ path that every rank holds; rank after rank takes it, and gives it back.
 
 store     PrefixIndex.add, per block
 remove    PrefixIndex.remove of the same, in the same order, per block
+stored    PrefixIndex.add_all of a whole path, per path: what an event of 32 blocks costs
+removed   PrefixIndex.remove_all of the same, per path
 purge     the same, rank by rank, per block
 find      PrefixIndex.match of a whole path, per path
 miss      PrefixIndex.match of paths that nobody holds, per path
@@ -37,7 +39,7 @@ from probe_build import load
 
 probe = load("_probe_index")
 
-TABLE = "Block index, per block; find and miss: per path of 32 blocks"
+TABLE = "Block index, per block; stored, removed, find and miss: per path of 32 blocks"
 MEMORY = "Block index, memory"
 
 DEPTH = 32
@@ -86,6 +88,16 @@ def remove(index, held: list[tuple[int, array]]) -> None:
         index.removes(blocks, rank)
 
 
+def store_paths(index, held: list[tuple[int, array]]) -> None:
+    for rank, blocks in held:
+        index.adds_all(blocks, DEPTH, rank)
+
+
+def remove_paths(index, held: list[tuple[int, array]]) -> None:
+    for rank, blocks in held:
+        index.removes_all(blocks, DEPTH, rank)
+
+
 def purge(index, held: list[tuple[int, array]]) -> None:
     for rank, _ in held:
         index.purge(rank)
@@ -103,8 +115,9 @@ def release(index, held: list[tuple[int, array]]) -> None:
 
 HELD = {"own": own, "popular": popular}
 #: What is timed: what it begins with, and what is done to it.
-CHANGES = {"store": (None, store), "remove": (store, remove), "purge": (store, purge),
-           "acquire": (None, acquire), "release": (acquire, release)}
+CHANGES = {"store": (None, store), "remove": (store, remove), "stored": (None, store_paths),
+           "removed": (store, remove_paths),
+           "purge": (store, purge), "acquire": (None, acquire), "release": (acquire, release)}
 RANKS = pytest.mark.sizes("ranks", small=(16, 128), large=(16, 256, 2048))
 
 
@@ -139,7 +152,8 @@ def test_change(shape, what, ranks, size, timed):
     run(index, held)
     states.append((index.pairs, index.mixed))
     found = digest(states, sorted(index.match(held[0][1]).items()))
-    timed(f"{what} {shape}", ranks, prepare, run, sum(len(blocks) for _, blocks in held), found)
+    items = sum(len(blocks) for _, blocks in held) // (DEPTH if run in (store_paths, remove_paths) else 1)
+    timed(f"{what} {shape}", ranks, prepare, run, items, found)
 
 
 @RANKS

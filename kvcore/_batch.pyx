@@ -165,12 +165,10 @@ cdef class Batch:
         cdef const uint64_t* blocks = self.given.hashes + record.first_hash
         cdef slot_t rank = self._fleet.workers.told_rank(record.worker_id, record.dp_rank, record.incarnation)
         cdef PrefixIndex index = self._fleet.tier(record.tier)
-        cdef int32_t i
         if rank == NO_SLOT:
             return False
-        for i in range(record.hashes):
-            if record.kind == EVENT_BLOCKS_STORED:
-                index.add(blocks[i], rank)
-            else:
-                index.remove(blocks[i], rank)
+        if record.kind == EVENT_BLOCKS_STORED:
+            index.add_all(blocks, record.hashes, rank)
+        else:
+            index.remove_all(blocks, record.hashes, rank)
         return True

@@ -44,6 +44,7 @@ cdef struct block_t:
 cdef struct table_t:
     block_t* rows              # linear probing; no tombstones
     int64_t mask               # number of rows - 1; -1: none yet
+    int32_t shift              # number of rows = 2^(64 - shift)
 
 
 cdef inline int32_t some_max(int32_t words) noexcept nogil:
@@ -193,9 +194,14 @@ cdef inline void set_remove(rankset_t* ranks, slot_t rank) noexcept nogil:
     ranks.room = 0
 
 
+cdef inline int64_t table_home(const table_t* table, uint64_t hash) noexcept nogil:
+    """Where the search for a block begins. By high bits, so that rows keep their order when the table grows."""
+    return <int64_t>(mix64(hash) >> table.shift)
+
+
 cdef inline block_t* table_find(const table_t* table, uint64_t hash) noexcept nogil:
     """The row of a block, or the empty one where it would be put."""
-    cdef int64_t at = mix64(hash) & table.mask
+    cdef int64_t at = table_home(table, hash)
     while table.rows[at].holders.size and table.rows[at].hash != hash:
         at = (at + 1) & table.mask
     return &table.rows[at]
@@ -205,13 +211,13 @@ cdef inline void table_start(const table_t* table, const uint64_t* hashes, int32
     """Before a run of table_next."""
     cdef int32_t i
     for i in range(min(count, <int32_t>AHEAD)):
-        prefetch(&table.rows[mix64(hashes[i]) & table.mask])
+        prefetch(&table.rows[table_home(table, hashes[i])])
 
 
 cdef inline block_t* table_next(const table_t* table, const uint64_t* hashes, int32_t i, int32_t count) noexcept nogil:
     """table_find of hashes[i], while those that follow are on their way from memory."""
     if i + AHEAD < count:
-        prefetch(&table.rows[mix64(hashes[i + AHEAD]) & table.mask])
+        prefetch(&table.rows[table_home(table, hashes[i + AHEAD])])
     return table_find(table, hashes[i])
 
 
@@ -225,6 +231,10 @@ cdef inline bint table_resize(table_t* table, int64_t size) noexcept nogil:
         return False
     table.rows = rows
     table.mask = size - 1
+    table.shift = 64
+    while size > 1:
+        size //= 2
+        table.shift -= 1
     for at in range(old_size):
         if old[at].holders.size:
             table_find(table, old[at].hash)[0] = old[at]
@@ -241,7 +251,7 @@ cdef inline void table_close(table_t* table, block_t* row) noexcept nogil:
         at = (at + 1) & table.mask
         if table.rows[at].holders.size == 0:
             break
-        home = mix64(table.rows[at].hash) & table.mask
+        home = table_home(table, table.rows[at].hash)
         if ((at - home) & table.mask) >= ((at - hole) & table.mask):
             table.rows[hole] = table.rows[at]
             hole = at

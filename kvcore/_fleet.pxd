@@ -82,6 +82,7 @@ cdef class Fleet:
     cdef void forget_changes(self) noexcept nogil
 
     cdef PrefixIndex tier(self, int tier)
+    cdef int _tell(self, PrefixIndex index, tuple hashes, slot_t rank, bint stored) except -1
     cdef int _restate(self, slot_t worker) except -1
     cdef int _reserve_ranks(self, slot_t ranks) except -1
     cdef void _open_rank(self, slot_t rank) noexcept

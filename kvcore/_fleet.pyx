@@ -20,6 +20,9 @@ from kvcore.request cimport Rank
 from kvcore.config import PREDICT_TTL_NS_DEFAULT, IndexMode, PrefillDecay
 from kvcore.policy import Capacity
 
+cdef enum:
+    TOLD_MAX = 64              # blocks of an event that an index is told of at a time
+
 
 cdef class Fleet:
     def __cinit__(self, config not None, list thresholds not None, RequestTable requests not None):
@@ -103,31 +106,42 @@ cdef class Fleet:
             self, uint64_t worker_id, uint32_t dp_rank, int64_t incarnation, int tier, tuple hashes) except -1:
         """An engine has cached these blocks. False: it speaks of a rank that is not the current one."""
         cdef slot_t rank
-        cdef PrefixIndex index
         if not self.indexed:
             return True
         rank = self.workers.told_rank(worker_id, dp_rank, incarnation)
         if rank == NO_SLOT:
             return False
-        index = self.tier(tier)
-        for block_hash in hashes:
-            index.add(block_hash, rank)
+        self._tell(self.tier(tier), hashes, rank, True)
         return True
 
     cdef bint remove_blocks(
             self, uint64_t worker_id, uint32_t dp_rank, int64_t incarnation, int tier, tuple hashes) except -1:
         """An engine has dropped these blocks. False: it speaks of a rank that is not the current one."""
         cdef slot_t rank
-        cdef PrefixIndex index
         if not self.indexed:
             return True
         rank = self.workers.told_rank(worker_id, dp_rank, incarnation)
         if rank == NO_SLOT:
             return False
-        index = self.tier(tier)
-        for block_hash in hashes:
-            index.remove(block_hash, rank)
+        self._tell(self.tier(tier), hashes, rank, False)
         return True
+
+    cdef int _tell(self, PrefixIndex index, tuple hashes, slot_t rank, bint stored) except -1:
+        """What a rank has stored or dropped, some blocks at a time: so the index can look for them all at once."""
+        cdef uint64_t some[TOLD_MAX]
+        cdef int32_t count = 0
+        cdef Py_ssize_t left = len(hashes)
+        for block_hash in hashes:
+            some[count] = block_hash
+            count += 1
+            left -= 1
+            if count == TOLD_MAX or left == 0:
+                if stored:
+                    index.add_all(some, count, rank)
+                else:
+                    index.remove_all(some, count, rank)
+                count = 0
+        return 0
 
     cdef bint clear_blocks(self, uint64_t worker_id, uint32_t dp_rank, int64_t incarnation, int tier) except -1:
         """An engine has dropped all its blocks of a tier (-1: of all). False: not the current rank."""

@@ -1,10 +1,11 @@
 # Indexed 4-ary heap over small items: a struct and free functions. Whoever embeds a heap_t owns its memory and a
 # position array pos[item], so that any item is removed in O(log n) without a search.
-from kvcore._types cimport int32_t, int64_t, slot_t, uint32_t, uint64_t
+from kvcore._types cimport int32_t, int64_t, slot_t, u128, uint32_t, uint64_t
 
 
-cdef struct key_t:
-    # Total order, smaller first: (tier, first, second, seq). seq is unique, so equal keys do not exist.
+cdef packed struct key_t:
+    # Total order, smaller first: (tier, first, second, seq). seq is unique, so equal keys do not exist. Packed, so that
+    # a node takes 32 bytes and two of its children share a cache line.
     uint64_t first
     uint64_t second
     uint64_t seq
@@ -24,19 +25,19 @@ cdef struct heap_t:
 
 
 cdef inline bint key_less(const key_t* a, const key_t* b) noexcept nogil:
+    # Which of two keys is less cannot be predicted, whether their scores differ can: only that is a branch.
+    if a.first != b.first:
+        return (<u128>a.tier << 64 | a.first) < (<u128>b.tier << 64 | b.first)
     if a.tier != b.tier:
         return a.tier < b.tier
-    if a.first != b.first:
-        return a.first < b.first
-    if a.second != b.second:
-        return a.second < b.second
-    return a.seq < b.seq
+    return (<u128>a.second << 64 | a.seq) < (<u128>b.second << 64 | b.seq)
 
 
 cdef void heap_init(heap_t* heap) noexcept nogil
 cdef void heap_free(heap_t* heap) noexcept nogil
 cdef int heap_reserve(heap_t* heap, int32_t size) except -1 nogil
 cdef int heap_push(heap_t* heap, const key_t* key, slot_t item, int32_t* pos) except -1 nogil
+cdef void heap_update(heap_t* heap, const key_t* key, slot_t item, int32_t* pos) noexcept nogil
 cdef bint heap_holds(const heap_t* heap, const int32_t* pos) noexcept nogil
 cdef void heap_remove(heap_t* heap, slot_t item, int32_t* pos) noexcept nogil
 cdef int32_t heap_before(const heap_t* heap, const key_t* key, int32_t most) noexcept nogil

@@ -16,7 +16,8 @@ head that fails is tested once per change, never once per pop. max_overtake_toke
 Cost: push, take, remove O(log n); candidate O(tests * log lanes).
 """
 from libc.stdlib cimport free
-from kvcore._heap cimport heap_before, heap_free, heap_holds, heap_init, heap_push, heap_remove, heap_reserve
+from kvcore._heap cimport (
+    heap_before, heap_free, heap_holds, heap_init, heap_push, heap_remove, heap_reserve, heap_update)
 from kvcore._types cimport NO_SLOT, resize
 
 
@@ -150,13 +151,17 @@ cdef class ClassQueue:
         cdef slot_t found = NO_SLOT
         cdef slot_t passed = NO_SLOT
         cdef slot_t aside = NO_SLOT
+        if self._overtaking is None:
+            while self._heads.size:
+                lane = self._heads.nodes[0].item
+                if self._passes(lane, test, judge):
+                    return self._lanes[lane].heap.nodes[0].item
+            return NO_SLOT
         while self._heads.size and found == NO_SLOT:
             lane = self._heads.nodes[0].item
             item = self._lanes[lane].heap.nodes[0].item
             if item != passed and not self._passes(lane, test, judge):
                 continue
-            if self._overtaking is None:
-                return item
             passed = item
             if self._elders.nodes[0].item != lane:
                 lane = self._elders.nodes[0].item
@@ -334,7 +339,11 @@ cdef class ClassQueue:
     cdef void _index(self, slot_t lane) noexcept nogil:
         """Put a lane that has requests under its present head into the index, whatever it was before."""
         cdef lane_t* row = &self._lanes[lane]
-        self._unindex(lane)
+        if row.indexed:
+            heap_update(&self._heads, &row.heap.nodes[0].key, lane, self._head_pos)
+            if self._overtaking is not None:
+                heap_update(&self._elders, &row.ages.nodes[0].key, lane, self._elder_pos)
+            return
         self.blocked -= row.blocked
         row.blocked = False
         row.indexed = True

@@ -39,13 +39,17 @@ cdef class PrefixIndex:
     cdef bint holds(self, uint64_t hash, slot_t rank) noexcept nogil
     cdef bint add(self, uint64_t hash, slot_t rank) except -1 nogil
     cdef int enter(self, uint64_t hash, slot_t rank) noexcept nogil
+    cdef int32_t add_all(self, const uint64_t* hashes, int32_t count, slot_t rank) except -1 nogil
     cdef bint remove(self, uint64_t hash, slot_t rank) noexcept nogil
+    cdef int32_t remove_all(self, const uint64_t* hashes, int32_t count, slot_t rank) noexcept nogil
     cdef int32_t purge(self, slot_t rank) noexcept nogil
     cdef const uint64_t* held_by(self, slot_t rank, int32_t* count) noexcept nogil
     cdef slot_t match(self, const uint64_t* path, int32_t length, uint64_t serial) noexcept nogil
     cdef slot_t match_on(
         self, const uint64_t* path, int32_t length, const int32_t* start, int32_t last=*) noexcept nogil
 
+    cdef int _put(self, block_t* row, uint64_t hash, slot_t rank) noexcept nogil
+    cdef void _take(self, block_t* row, slot_t rank) noexcept nogil
     cdef void _shrink(self) noexcept nogil
     cdef void _drop(self, block_t* row, slot_t rank) noexcept nogil
     cdef void _compact(self, holding_t* holding, slot_t rank) noexcept nogil

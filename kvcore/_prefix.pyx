@@ -94,44 +94,42 @@ cdef class PrefixIndex:
 
     cdef int enter(self, uint64_t hash, slot_t rank) noexcept nogil:
         """`add`, that says -1 where there is no memory; 1 iff the pair is new, else 0."""
-        cdef block_t* row = table_find(&self._table, hash)
-        cdef holding_t* holding = &self._holdings[rank]
-        cdef int32_t room
-        if set_has(&row.holders, rank):
-            return 0
-        if holding.length == holding.room:
-            room = holding.room + holding.room // 2 + 4
-            if not grown(<void**>&holding.log, room * sizeof(uint64_t)):
-                return -1
-            holding.room = room
-        if row.holders.size == 0 and (self.blocks + 1) * 3 > (self._table.mask + 1) * 2:
-            if not table_resize(&self._table, (self._table.mask + 1) * 2):
-                return -1
-            row = table_find(&self._table, hash)
-        if not set_reserve(&row.holders, rank, self._words):
-            return -1
-        self.blocks += row.holders.size == 0
-        row.hash = hash
-        set_add(&row.holders, rank)
-        holding.log[holding.length] = hash
-        holding.length += 1
-        holding.held += 1
-        self.pairs += 1
-        self._changes += 1
-        self.mixed += mix64(mix64(hash) + holding.tag)
-        return 1
+        return self._put(table_find(&self._table, hash), hash, rank)
+
+    cdef int32_t add_all(self, const uint64_t* hashes, int32_t count, slot_t rank) except -1 nogil:
+        """`add` of each in turn; returns how many are new. MemoryError: those before it stay added."""
+        cdef int32_t fresh = 0
+        cdef int32_t i
+        cdef int entered
+        table_start(&self._table, hashes, count)
+        for i in range(count):
+            entered = self._put(table_next(&self._table, hashes, i, count), hashes[i], rank)
+            if entered < 0:
+                with gil:
+                    raise MemoryError("prefix index")
+            fresh += entered
+        return fresh
 
     cdef bint remove(self, uint64_t hash, slot_t rank) noexcept nogil:
         """The rank holds the block no more. True iff it did."""
         cdef block_t* row = table_find(&self._table, hash)
-        cdef holding_t* holding = &self._holdings[rank]
         if not set_has(&row.holders, rank):
             return False
-        self._drop(row, rank)
-        if holding.length > 2 * holding.held + LOG_SLACK:
-            self._compact(holding, rank)
-        self._shrink()
+        self._take(row, rank)
         return True
+
+    cdef int32_t remove_all(self, const uint64_t* hashes, int32_t count, slot_t rank) noexcept nogil:
+        """`remove` of each in turn; returns how many it held."""
+        cdef int32_t gone = 0
+        cdef int32_t i
+        cdef block_t* row
+        table_start(&self._table, hashes, count)
+        for i in range(count):
+            row = table_next(&self._table, hashes, i, count)
+            if set_has(&row.holders, rank):
+                self._take(row, rank)
+                gone += 1
+        return gone
 
     cdef int32_t purge(self, slot_t rank) noexcept nogil:
         """Forget everything that the rank holds; returns how many blocks that were."""
@@ -178,6 +176,42 @@ cdef class PrefixIndex:
         self._matched_serial = 0
         return self._walk(path, length, start, last)
 
+    cdef int _put(self, block_t* row, uint64_t hash, slot_t rank) noexcept nogil:
+        """`enter` into the row of the block, or into the empty one where it would be put."""
+        cdef holding_t* holding = &self._holdings[rank]
+        cdef int32_t room
+        if set_has(&row.holders, rank):
+            return 0
+        if holding.length == holding.room:
+            room = holding.room + holding.room // 2 + 4
+            if not grown(<void**>&holding.log, room * sizeof(uint64_t)):
+                return -1
+            holding.room = room
+        if row.holders.size == 0 and (self.blocks + 1) * 3 > (self._table.mask + 1) * 2:
+            if not table_resize(&self._table, (self._table.mask + 1) * 2):
+                return -1
+            row = table_find(&self._table, hash)
+        if not set_reserve(&row.holders, rank, self._words):
+            return -1
+        self.blocks += row.holders.size == 0
+        row.hash = hash
+        set_add(&row.holders, rank)
+        holding.log[holding.length] = hash
+        holding.length += 1
+        holding.held += 1
+        self.pairs += 1
+        self._changes += 1
+        self.mixed += mix64(mix64(hash) + holding.tag)
+        return 1
+
+    cdef void _take(self, block_t* row, slot_t rank) noexcept nogil:
+        """Take a rank that holds the block of this row out of it, and give back what that leaves too large."""
+        cdef holding_t* holding = &self._holdings[rank]
+        self._drop(row, rank)
+        if holding.length > 2 * holding.held + LOG_SLACK:
+            self._compact(holding, rank)
+        self._shrink()
+
     cdef void _shrink(self) noexcept nogil:
         """Give up a table that is far too large; no memory for a smaller one is no harm."""
         cdef int64_t size = self._table.mask + 1
@@ -211,7 +245,7 @@ cdef class PrefixIndex:
                 holding.log[kept] = row.hash
                 kept += 1
         for i in range(kept):
-            row = table_find(&self._table, holding.log[i])
+            row = table_next(&self._table, holding.log, i, kept)
             row.holders.size = -row.holders.size
         holding.length = kept
         if holding.room > 2 * kept + LOG_SLACK:

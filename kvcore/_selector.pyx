@@ -20,31 +20,9 @@ from kvcore._elementary cimport kv_exp
 from kvcore._load cimport INT64_TOP, blocks_of, load_tokens, requests_of
 from kvcore._types cimport NO_SLOT, ceil_div
 
-cdef extern from *:
-    """
-    #define KV_TOKENS_MAX ((int64_t)1 << 53)
-    """
-    const int64_t TOKENS_MAX "KV_TOKENS_MAX"
-
-
-cdef inline double at_least_zero(double x) noexcept nogil:
-    return x if x > 0.0 else 0.0
-
 
 cdef inline int64_t whole_blocks(double blocks) noexcept nogil:
     return TOKENS_MAX if blocks >= <double>TOKENS_MAX else <int64_t>blocks
-
-
-cdef inline int64_t whole_tokens(double blocks, int64_t block_size) noexcept nogil:
-    """Tokens of so many blocks, half up, at most 2^53."""
-    cdef double tokens = blocks * <double>block_size + 0.5
-    return TOKENS_MAX if tokens >= <double>TOKENS_MAX else <int64_t>tokens
-
-
-cdef inline double raw_tokens(tokens_t tokens, tokens_t prompt, int64_t cached) noexcept nogil:
-    """The saturating sum of a rank's load and what the request would add to it."""
-    cdef int64_t more = prompt if prompt > cached else cached
-    return <double>(tokens + more if tokens <= INT64_TOP - more else INT64_TOP)
 
 
 cdef inline double device_depth(const query_t* query, slot_t rank) noexcept nogil:
@@ -135,49 +113,24 @@ cdef double rank_cost(const load_t* load, slot_t rank, const query_t* query, tok
     return cost
 
 
-cdef inline bint is_common(const query_t* query) noexcept nogil:
-    """Whether the common loop will do: prompts are tracked, and nothing but device blocks gives credit."""
-    if not query.track_prefill or query.weights.credit_decay > 0.0 or query.multiplier != NULL:
-        return False
-    if query.effective != NULL or query.host != NULL or query.disk != NULL or query.cached != NULL:
-        return False
-    return query.shared_count == 0 or query.weights.shared == 0.0
-
-
 cdef slot_t cheapest_common(
     const load_t* loads, const slot_t* candidates, slot_t count, const query_t* query, slot_t* tied,
     double* best) noexcept nogil:
     """`cheapest` for a common query: without the steps of rank_cost that change no bit."""
-    # A copy that nothing points to may live in registers: `tied` could, for all that the compiler knows, be the query.
-    cdef query_t own = query[0]
-    cdef const int32_t* device = own.device
-    cdef const int32_t* active = own.active
-    cdef int64_t length = own.sequence_length
-    cdef double credit = own.weights.credit
-    cdef double scale = own.weights.scale
-    cdef double request_weight = own.weights.requests
-    cdef double size = <double>own.block_size
-    # Division by a power of two is multiplication by its inverse, to the bit.
-    cdef bint shifts = own.block_size & (own.block_size - 1) == 0
-    cdef double per_size = 1.0 / size
+    cdef common_t own = common_of(query)
     cdef double least_cost = INFINITY
     cdef slot_t ties = 0
-    cdef int32_t depth = 0
     cdef const load_t* load
-    cdef double blocks, cost
+    cdef int32_t depth
+    cdef double cost
     cdef slot_t i, rank
     for i in range(count):
         rank = candidates[i]
         load = &loads[rank]
-        if device != NULL:
-            depth = device[rank]
-        blocks = raw_tokens(load_tokens(load, own.now_ns), own.prompt,
-                            whole_tokens(<double>depth, own.block_size) if depth else 0)
-        blocks = blocks * per_size if shifts else blocks / size
-        blocks = scale * at_least_zero(blocks - credit * <double>depth)
-        cost = blocks + <double>(blocks_of(load) + (length - active[rank] if active != NULL else length))
-        if request_weight != 0.0:
-            cost = cost + request_weight * <double>requests_of(load)
+        depth = own.device[rank] if own.device != NULL else 0
+        cost = common_cost(
+            &own, load, load_tokens(load, own.now_ns), common_cached(&own, depth), depth,
+            own.active[rank] if own.active != NULL else 0)
         if cost < least_cost:
             least_cost = cost
             ties = 0

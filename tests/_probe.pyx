@@ -4,7 +4,8 @@ A door converts and does nothing else: NO_SLOT becomes None, C rows become tuple
 """
 from libc.stdlib cimport free, malloc
 from kvcore._heap cimport (
-    heap_before, heap_free, heap_init, heap_push, heap_remove, heap_reserve, heap_t, key_less, key_t)
+    heap_before, heap_free, heap_init, heap_push, heap_remove, heap_reserve, heap_t, heap_update, key_less, key_t,
+    node_t)
 from kvcore._keys cimport fill_key, order_named
 from kvcore._requests cimport STATE_EVICTED, STATE_WAITING, TIMER_DEADLINE, TIMER_LOOK, RequestTable, request_t
 from kvcore._slots cimport NO_NUMBER, SlotTable, number_in
@@ -108,6 +109,10 @@ cdef class Heap:
         cdef key_t row = key_of(key)
         heap_push(&self.heap, &row, item, self.pos)
 
+    def update(self, slot_t item, tuple key):
+        cdef key_t row = key_of(key)
+        heap_update(&self.heap, &row, item, self.pos)
+
     def remove(self, slot_t item):
         heap_remove(&self.heap, item, self.pos)
 
@@ -126,6 +131,11 @@ cdef class Heap:
         cdef int32_t i
         return [(tuple_of(&self.heap.nodes[i].key), self.heap.nodes[i].item, self.pos[self.heap.nodes[i].item])
                 for i in range(self.heap.size)]
+
+
+def node_size():
+    """Bytes."""
+    return sizeof(node_t)
 
 
 def less(tuple first, tuple second):

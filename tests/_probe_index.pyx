@@ -138,6 +138,34 @@ cdef class Prefix:
             count += self.index.remove(hashes.data.as_ulonglongs[i], rank)
         return count
 
+    def add_all(self, path, slot_t rank):
+        """How many were new."""
+        cdef array.array hashes = hashes_of(path)
+        return self.index.add_all(<const uint64_t*>hashes.data.as_ulonglongs, <int32_t>len(hashes), rank)
+
+    def remove_all(self, path, slot_t rank):
+        """How many it held."""
+        cdef array.array hashes = hashes_of(path)
+        return self.index.remove_all(<const uint64_t*>hashes.data.as_ulonglongs, <int32_t>len(hashes), rank)
+
+    def adds_all(self, paths, slot_t length, slot_t rank):
+        """Add path after path of this length, laid end to end; how many blocks were new."""
+        cdef array.array hashes = hashes_of(paths)
+        cdef int64_t i
+        cdef int64_t count = 0
+        for i in range(0, len(hashes), length):
+            count += self.index.add_all(<const uint64_t*>hashes.data.as_ulonglongs + i, length, rank)
+        return count
+
+    def removes_all(self, paths, slot_t length, slot_t rank):
+        """Remove path after path of this length, laid end to end; how many blocks it held."""
+        cdef array.array hashes = hashes_of(paths)
+        cdef int64_t i
+        cdef int64_t count = 0
+        for i in range(0, len(hashes), length):
+            count += self.index.remove_all(<const uint64_t*>hashes.data.as_ulonglongs + i, length, rank)
+        return count
+
     def matches(self, paths, slot_t length):
         """Match path after path of this length, laid end to end; the sum of the numbers of ranks."""
         cdef array.array hashes = hashes_of(paths)

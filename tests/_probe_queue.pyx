@@ -3,11 +3,15 @@
 Never shipped. A door converts and does nothing else: NO_SLOT becomes None, C rows become tuples, 128-bit sums become
 ints, a Python function becomes the dispatch test.
 """
+from cpython cimport array
 from kvcore._drr cimport LIMIT_NONE, VISIT_NONE, VISIT_PAID, PolicyQueue, limit_t
 from kvcore._heap cimport heap_t
+from kvcore._keys cimport ORDER_FCFS, fill_key
 from kvcore._lanes cimport SHARED, ClassQueue, WaitingTable, waiting_t
 from kvcore._overtaking cimport Overtaking
 from kvcore._types cimport NO_SLOT, i128, int32_t, int64_t, ns_t, slot_t, uint64_t
+
+import array
 
 LIMITS = ("requests", "raw", "cached")
 
@@ -242,3 +246,58 @@ cdef class Queue:
     def retry_after_ns(self, slot_t class_index, int64_t current, int64_t bound):
         cdef int64_t value = self.queue.retry_after_ns(class_index, current, bound)
         return None if value == -1 else value
+
+
+cdef bint passes(void* judge, slot_t class_index, slot_t item) noexcept nogil:
+    """The dispatch test of benchmarks: a byte per request."""
+    return (<const unsigned char*>judge)[item]
+
+
+cdef class Stock:
+    """Equal PolicyQueues that begin empty, for benchmarks: a method is one loop in C over all of them.
+
+    Request i of each arrives at time i, costs 1, is of class i modulo the classes, and is pinned to rank ranks[i], -1:
+    to none. It may run iff may_run[i].
+    """
+
+    cdef list queues
+    cdef array.array ranks
+    cdef array.array may_run
+
+    def __cinit__(self, profile, copies, ranks, may_run):
+        self.queues = [PolicyQueue(profile) for _ in range(copies)]
+        self.ranks = array.array("i", ranks)
+        self.may_run = array.array("B", may_run)
+
+    def store(self):
+        """All requests into each queue."""
+        cdef PolicyQueue queue
+        cdef waiting_t* row
+        cdef slot_t i
+        for queue in self.queues:
+            for i in range(<slot_t>len(self.ranks)):
+                queue.waiting.reserve(i + 1)
+                row = &queue.waiting.rows[i]
+                fill_key(&row.key, ORDER_FCFS, 0, 0.0, i, 0, 1)
+                row.key.seq = i
+                row.raw = 1
+                row.cached = 0
+                row.cost = 1
+                queue.push(i, i % queue.count, self.ranks.data.as_ints[i])
+
+    def pop(self, int64_t polls):
+        """So many polls of each queue. Returns how many requests they have given."""
+        cdef PolicyQueue queue
+        cdef void* judge = <void*>self.may_run.data.as_uchars
+        cdef int64_t count = 0
+        cdef int64_t _i
+        for queue in self.queues:
+            for _i in range(polls):
+                count += queue.pop(passes, judge) != NO_SLOT
+        return count
+
+    def popped(self, int64_t polls):
+        """The same of the first queue alone: what each poll gives, and what is left in it."""
+        cdef PolicyQueue queue = self.queues[0]
+        cdef int64_t _i
+        return [or_none(queue.pop(passes, <void*>self.may_run.data.as_uchars)) for _i in range(polls)], queue.size

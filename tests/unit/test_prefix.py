@@ -73,6 +73,32 @@ def test_match_counts_leading_blocks_per_rank():
     assert index.depths(RANKS) == [0] * 5
 
 
+@given(st.lists(st.tuples(st.booleans(), st.integers(0, RANKS - 1), st.lists(st.integers(1, 30), max_size=40))))
+def test_many_blocks_at_once_are_each_in_turn(steps):
+    """The same answers and the same contents, also where a list names a block twice and where the table moves."""
+    at_once, each = made(), made()
+    for stores, rank, blocks in steps:
+        if stores:
+            assert at_once.add_all(blocks, rank) == sum(each.add(block, rank) for block in blocks)
+        else:
+            assert at_once.remove_all(blocks, rank) == sum(each.remove(block, rank) for block in blocks)
+        assert (at_once.pairs, at_once.blocks, at_once.mixed) == (each.pairs, each.blocks, each.mixed)
+    assert at_once.match(range(1, 31)) == each.match(range(1, 31))
+
+
+@pytest.mark.parametrize("step", [1, 2**16, 2**32, 2**63 // 5000, 0x9E3779B97F4A7C15, -1 % 2**64])
+def test_names_in_a_pattern_find_their_rows(step):
+    """Whatever the names are like: what is stored is found, what is not is not, and removal leaves nothing behind."""
+    index = made()
+    names = [i * step % 2**64 for i in range(1, 5001)]
+    assert index.add_all(names, 0) == len(set(names))
+    assert index.match(names) == {0: len(names)}
+    assert index.remove_all(names[::2], 0) == len(set(names[::2]))
+    assert [index.holds(name, 0) for name in names[:100]] == [False, True] * 50
+    assert index.remove_all(names[1::2], 0) == len(set(names[1::2]))
+    assert (index.pairs, index.blocks, index.mixed) == (0, 0, 0)
+
+
 def test_a_path_may_name_a_block_twice():
     index = made()
     index.add(7, 0)
