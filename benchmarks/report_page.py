@@ -13,9 +13,11 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
+THERE = "location.protocol === 'file:' && performance.getEntriesByType('navigation')[0].loadEventEnd > 0"
 ASK = """new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => done(JSON.stringify({
 load: performance.getEntriesByType('navigation')[0].loadEventEnd,
 paint: performance.getEntriesByName('first-contentful-paint')[0].startTime})))))"""
@@ -37,7 +39,7 @@ class Browser:
         self._last, self._rest = 0, b""
 
     def call(self, method: str, session: str | None = None, **params: Any) -> Any:
-        """Send a command, wait for its answer; events in between are passed over."""
+        """Send a command, wait for its answer."""
         self._last += 1
         message = {"id": self._last, "method": method, "params": params} | ({"sessionId": session} if session else {})
         os.write(self._out, json.dumps(message).encode() + b"\0")
@@ -45,11 +47,6 @@ class Browser:
             answer = self._read()
             if answer.get("id") == self._last:
                 return answer["result"]
-
-    def wait(self, method: str) -> None:
-        """Wait for an event."""
-        while self._read().get("method") != method:
-            pass
 
     def _read(self) -> Any:
         while b"\0" not in self._rest:
@@ -66,16 +63,15 @@ def measure(page: Path) -> dict[str, float]:
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
         browser = Browser(profile)
         try:
-            target = browser.call("Target.createTarget", url="about:blank")["targetId"]
+            target = browser.call("Target.createTarget", url=page.resolve().as_uri())["targetId"]
             session = browser.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
-            browser.call("Page.enable", session)
-            browser.call("Page.navigate", session, url=page.resolve().as_uri())
-            browser.wait("Page.loadEventFired")
+            while browser.call("Runtime.evaluate", session, expression=THERE)["result"]["value"] is not True:
+                time.sleep(0.05)
             answer = browser.call("Runtime.evaluate", session, expression=ASK, awaitPromise=True)
             found: dict[str, float] = json.loads(answer["result"]["value"])
             return found
         finally:
-            browser.call("Browser.close")
+            browser.process.terminate()
             browser.process.wait(30)
 
 
