@@ -10,7 +10,7 @@ from kvcore._load cimport (
     INT64_TOP, RANK_OPEN, active_blocks, blocks_of, load_t, load_tokens, own_tokens_at, requests_of)
 from kvcore._selector cimport (
     cached_tokens, common_cached, common_cost, common_of, common_t, is_common, least_tokens, query_t, rank_cost)
-from kvcore._types cimport int32_t, int64_t, saturated, tokens_t, uint32_t, uint64_t
+from kvcore._types cimport NO_SLOT, int32_t, int64_t, saturated, tokens_t, uint32_t, uint64_t
 from kvcore._workers cimport rank_t
 from kvcore.request cimport effective_cached_tokens, prefill_delta
 
@@ -106,7 +106,7 @@ cdef class Tables:
         cdef query_t query
         cdef Py_buffer memory
         cdef const slot_t* eligible = NULL
-        cdef slot_t count = 0
+        cdef slot_t count = NO_SLOT
         table = numpy.empty(self._fleet.workers.present, POTENTIAL_DTYPE)
         if self._fleet.workers.present == 0:
             return table
@@ -132,7 +132,7 @@ cdef bint takes_any_open(Placement placement, Request request):
 
 cdef void fill(
         potential_row_t* row, Fleet fleet, const query_t* query, const slot_t* eligible, slot_t count) noexcept nogil:
-    """All rows; `eligible` are ranks in canonical order. NULL: all that are open, and the query is a common one."""
+    """All rows; `eligible` are so many ranks in canonical order. NO_SLOT: all that are open, for a common query."""
     cdef const rank_t* names = fleet.workers.ranks
     cdef const load_t* loads = fleet.ledger.loads
     cdef const slot_t* order = fleet.workers.order
@@ -155,7 +155,7 @@ cdef void fill(
             cached = common_cached(&own, depth)
         else:
             cached = cached_tokens(query, rank)
-        if eligible == NULL:
+        if count == NO_SLOT:
             row.eligible = load.state == RANK_OPEN
         else:
             row.eligible = next_eligible < count and eligible[next_eligible] == rank

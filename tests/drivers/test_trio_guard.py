@@ -52,12 +52,15 @@ def test_a_guard_of_a_booking_that_is_gone_is_cancelled_at_once():
 
 def test_a_guard_changes_nothing_for_a_block_that_is_cancelled_itself():
     async def story(router, record):
-        with pytest.raises(Evicted) as caught:
+        async def run():
             async with router.admit(Request("a", 8)) as lease:
                 with lease.guard():
                     await router.remove_worker(lease.worker_id)
                     await trio.sleep_forever()
                 await trio.sleep_forever()
+
+        with pytest.raises(Evicted) as caught:
+            await run()
         assert caught.value.reason is EvictReason.WORKER_REMOVED
 
     play(story, 7).check()

@@ -47,6 +47,14 @@ def test_rows_have_the_documented_fields():
         "worker_id", "dp_rank", "eligible", "requests", "prefill_tokens", "decode_blocks", "cached_tokens", "cost"}
 
 
+@pytest.mark.parametrize("more", [{"pinned": Rank(9)}, {"allowed_workers": frozenset()}])
+def test_nothing_is_eligible_for_a_request_that_no_rank_may_take_and_that_comes_first(more):
+    """No list of candidates has been made yet."""
+    core = Scheduler()
+    core.step_many([WorkerUpserted(0, WorkerConfig(worker)) for worker in range(3)])
+    assert core.potential_loads(Request("a", 8, **more))["eligible"].tolist() == [0, 0, 0]
+
+
 def test_rows_stand_in_canonical_order_whatever_the_order_of_events():
     story = FleetStory()
     for worker_id, start in ((7, 3), (2**64 - 1, 0), (1, 2**32 - 3), (3, 0)):
