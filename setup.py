@@ -46,7 +46,7 @@ UNLOCKED = {f"kvcore.{name}" for name in (
     "events", "actions", "request", "replica", "policy", "explanation", "hashing", "_elementary")}
 
 # IEEE double without contraction: the same costs on every machine (DESIGN D20).
-COMPILE_ARGS = ["-O2", "-ffp-contract=off", "-fno-strict-aliasing"]
+COMPILE_ARGS = ["-O1" if DEBUG else "-O2", "-ffp-contract=off", "-fno-strict-aliasing"]
 MACROS = [("KVCORE_DEBUG", "1" if DEBUG else "0")]
 if TRACE:
     MACROS += [("CYTHON_TRACE", "1"), ("CYTHON_TRACE_NOGIL", "1"), ("CYTHON_USE_SYS_MONITORING", "0")]
