@@ -128,6 +128,6 @@ def gateway(config: dict[str, Any], folder: Path) -> Iterator[str]:
     path, log = folder / "gateway.yaml", folder / "gateway.log"
     path.write_text(json.dumps(config), encoding="utf-8")      # JSON is YAML
     url = f"http://127.0.0.1:{config['listen']['port']}"
-    with family([sys.executable, "-m", "kvcore", "serve", "--config", str(path)], log, {}) as process:
+    with family([sys.executable, "-P", "-m", "kvcore", "serve", "--config", str(path)], log, {}) as process:
         wait_until_ready(url, process, log, "/ready")
         yield url

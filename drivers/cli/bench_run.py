@@ -105,7 +105,7 @@ def _profile(options: Options) -> PolicyProfile:
 def _figures(options: Options, recording: Recording, before: Figures) -> dict[str, float]:
     """Everything measured, by name. before: what ratios are to be held against, empty where they are recorded."""
     asked = {"policy": options.policy, "model": options.model, "load": asdict(options.load)}
-    command = python("-m", "kvcore.drivers.bench.child", json.dumps(asked))
+    command = python("-P", "-m", "kvcore.drivers.bench.child", json.dumps(asked))
     figures: dict[str, float] = dict(recording.counters)
     if has_valgrind():
         figures |= {f"{INSTRUCTIONS}: {name}": round(value, 1) for name, value in instructions(command, [STEP]).items()}

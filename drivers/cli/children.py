@@ -86,7 +86,7 @@ def server(arguments: Sequence[str], port: int, ready: str = "/health", *, wait:
     with tempfile.TemporaryFile() as said:
         parent = os.getpid()
         process = subprocess.Popen(
-            [sys.executable, "-m", "kvcore", *arguments], stdin=subprocess.DEVNULL, stdout=said, stderr=said,
+            [sys.executable, "-P", "-m", "kvcore", *arguments], stdin=subprocess.DEVNULL, stdout=said, stderr=said,
             start_new_session=True, preexec_fn=lambda: _die_with(parent))
         try:
             child = Child(process, port, ready, said)

@@ -150,7 +150,7 @@ def serving(*arguments: str, log: Path) -> Iterator[tuple[subprocess.Popen, str,
     """A gateway of its own process: it, its public address, its log file's text so far (by the path)."""
     with log.open("wb") as stream:
         process = subprocess.Popen(
-            [sys.executable, "-m", "kvcore", "serve", "--port", "0", "--admin-port", "0", *arguments],
+            [sys.executable, "-P", "-m", "kvcore", "serve", "--port", "0", "--admin-port", "0", *arguments],
             stdout=stream, stderr=stream, env=os.environ | {"PYTHONUNBUFFERED": "1"})
     try:
         said = until(log, r"listening on 127\.0\.0\.1:(\d+)", process)
@@ -196,7 +196,7 @@ def test_a_process_serves_reloads_refuses_and_ends(tmp_path):
 def test_a_port_that_is_taken_is_one_line(tmp_path):
     with serving(log=tmp_path / "log") as (_, url, _):
         answer = subprocess.run(
-            [sys.executable, "-m", "kvcore", "serve", "--port", url.rpartition(":")[2], "--admin-port", "none"],
+            [sys.executable, "-P", "-m", "kvcore", "serve", "--port", url.rpartition(":")[2], "--admin-port", "none"],
             capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert answer.returncode == 2
     assert re.fullmatch(r"kvcore: error: .*[Aa]ddress already in use.*\n", answer.stderr), answer.stderr

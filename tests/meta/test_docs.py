@@ -80,7 +80,7 @@ def test_commands_run(command):
 
 def test_the_program_runs_as_a_module(tmp_path):
     answer = subprocess.run(
-        [sys.executable, "-m", "kvcore", "--help"], cwd=tmp_path, capture_output=True, text=True, check=False)
+        [sys.executable, "-P", "-m", "kvcore", "--help"], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert (answer.returncode, answer.stderr) == (0, "")
     assert all(name in answer.stdout for name in ("replay", "policy"))
 

@@ -20,7 +20,7 @@ PATIENCE_S = 60
 def program(*arguments: str):
     """`kvcore ARGUMENTS` in a session of its own; whatever it leaves behind is killed with it."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "kvcore", *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        [sys.executable, "-P", "-m", "kvcore", *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         start_new_session=True)
     try:
         yield process

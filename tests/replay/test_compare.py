@@ -163,7 +163,7 @@ def test_policies_that_rename_classes_are_compared_by_name(kvcore, folder):
 def test_the_same_command_gives_the_same_bytes_in_any_process(kvcore):
     argv = ["compare", "a.yaml", "flat.yaml", "--trace", "t.jsonl", "--classes", MIX, "--resamples", "20"]
     runs = [
-        subprocess.run([sys.executable, "-W", "error", "-m", "kvcore", *argv, "--json", "-"], capture_output=True,
+        subprocess.run([sys.executable, "-W", "error", "-P", "-m", "kvcore", *argv, "--json", "-"], capture_output=True,
                        env=os.environ | {"PYTHONHASHSEED": seed}, timeout=60, check=True).stdout
         for seed in ("1", "2")
     ]

@@ -73,7 +73,7 @@ def process_of(command, stdout=subprocess.PIPE, **environment):
 
 def process(*argv, stdout=subprocess.PIPE, **environment):
     """Run the program in a process of its own."""
-    return process_of([sys.executable, "-W", "error", "-m", "kvcore", *argv], stdout, **environment)
+    return process_of([sys.executable, "-W", "error", "-P", "-m", "kvcore", *argv], stdout, **environment)
 
 
 def report_of(kvcore, *argv):
@@ -412,7 +412,7 @@ def test_closed_standard_output():
 
 def test_progress_bar_on_a_terminal_only():
     parent, child = pty.openpty()
-    argv = [sys.executable, "-m", "kvcore", "replay", "t.jsonl"]
+    argv = [sys.executable, "-P", "-m", "kvcore", "replay", "t.jsonl"]
     done = subprocess.run(argv, stdout=subprocess.PIPE, stderr=child, timeout=60, check=False)
     os.close(child)
     shown = os.read(parent, 1 << 16)

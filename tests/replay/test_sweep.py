@@ -149,7 +149,7 @@ def test_a_sweep_that_was_interrupted_goes_on(kvcore, folder):
     """By Ctrl-C, as a terminal sends it: to all processes of the group."""
     (folder / "s.yaml").write_text(SPACE.replace("[50, 100, 400, 0]", str(list(range(10, 310, 10)))))
     process = subprocess.Popen(
-        [sys.executable, "-m", "kvcore", "sweep", "s.yaml", *LOAD, "--results", "r.jsonl", "--csv", "o.csv"],
+        [sys.executable, "-P", "-m", "kvcore", "sweep", "s.yaml", *LOAD, "--results", "r.jsonl", "--csv", "o.csv"],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, process_group=0)
     try:
         until = time.monotonic() + 120
@@ -221,7 +221,7 @@ def cluster():
 def test_a_dask_cluster_gives_the_same_bytes(kvcore, folder, cluster):
     here = swept(kvcore, "--results", "here.jsonl")
     there = subprocess.run(
-        [sys.executable, "-m", "kvcore", "sweep", "s.yaml", *LOAD, "--csv", "-", "--results", "there.jsonl",
+        [sys.executable, "-P", "-m", "kvcore", "sweep", "s.yaml", *LOAD, "--csv", "-", "--results", "there.jsonl",
          "--backend", "dask", "--address", cluster.scheduler_address],
         capture_output=True, text=True, timeout=120, check=False)
     assert (there.returncode, there.stderr) == (0, "")

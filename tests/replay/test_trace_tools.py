@@ -345,7 +345,7 @@ def test_an_interrupt_leaves_nothing(kvcore, folder, monkeypatch):
 
 
 def test_a_reader_may_close_the_pipe():
-    command = [sys.executable, "-m", "kvcore", "trace", "synth", "poisson", "--requests", "20000"]
+    command = [sys.executable, "-P", "-m", "kvcore", "trace", "synth", "poisson", "--requests", "20000"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert process.stderr is not None

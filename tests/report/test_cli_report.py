@@ -76,7 +76,7 @@ def test_the_same_bytes_in_every_process(folder):
     pages = []
     for number, zone in ((1, "UTC"), (2, "Asia/Tokyo")):
         environment = os.environ | {"PYTHONHASHSEED": str(number), "TZ": zone, "LC_ALL": "C.UTF-8"}
-        command = [sys.executable, "-m", "kvcore", *COMMAND, "-q", "--report", "-", "--figures", f"f{number}"]
+        command = [sys.executable, "-P", "-m", "kvcore", *COMMAND, "-q", "--report", "-", "--figures", f"f{number}"]
         answer = subprocess.run(command, env=environment, cwd=folder, capture_output=True, check=True)
         assert answer.stderr == b""
         pages.append(answer.stdout)
