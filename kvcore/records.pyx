@@ -278,8 +278,14 @@ def records_from_events(events, names=()):
     hashes = []
     for at, event in enumerate(events):
         row = _row_of(event, numbers, hashes)
+        for value in row.values():
+            if value is not None and type(value) not in (int, float, bool):
+                raise ValueError(f"no row can hold {event!r}")
         for name, value in row.items():
             table[at][name] = value
+    for block_hash in hashes:
+        if type(block_hash) is not int:
+            raise ValueError(f"a hash must be an integer, not {block_hash!r}")
     return table, numpy.array(hashes, numpy.uint64)
 
 
@@ -290,14 +296,17 @@ cdef dict _row_of(object event, dict numbers, list hashes):
         raise ValueError(f"not an event: {kind.__name__}")
     row = {"now_ns": event.now_ns}
     if kind is RequestArrived:
+        if event.request is None:
+            raise ValueError("no row can hold an arrival without a request")
         request = event.request
         if request != Request(
                 request.request_id, request.prompt_tokens, request.policy_class, request.strict_priority,
                 request.priority_jump, request.deadline_ns, request.do_not_queue, block_hashes=request.block_hashes,
                 expected_output_tokens=request.expected_output_tokens, track_prefill=request.track_prefill):
             raise ValueError(f"no row can hold {request!r}")
-        if request.expected_output_tokens == 0 or request.deadline_ns == 0:
-            raise ValueError(f"no row can hold {request!r}: 0 stands for none")
+        for value in (request.expected_output_tokens, request.deadline_ns):
+            if value is not None and (type(value) is not int or value == 0):
+                raise ValueError(f"no row can hold {request!r}")
         row |= {"kind": EVENT_ARRIVED, "request": _handle(request.request_id), "prompt_tokens": request.prompt_tokens,
                 "policy_class": 0 if request.policy_class is None else numbers[request.policy_class],
                 "strict_priority": request.strict_priority, "priority_jump": request.priority_jump,
@@ -322,12 +331,16 @@ cdef dict _row_of(object event, dict numbers, list hashes):
     if kind is DispatchFailed:
         row["retry"] = event.retry
     elif kind is OutputBlockAdded and event.decay_fraction is not None:
+        if type(event.decay_fraction) not in (int, float):
+            raise ValueError(f"no row can hold {event!r}")
         row |= {"decays": True, "decay_fraction": event.decay_fraction}
     elif kind is ContextAdvanced:
         row["context_tokens"] = event.context_tokens
     elif kind is RequestFinished:
-        if event.context_tokens == 0:
-            raise ValueError(f"no row can hold {event!r}: 0 stands for none")
+        tokens = event.context_tokens
+        if not isinstance(event.outcome, Outcome) or (
+                tokens is not None and (type(tokens) is not int or tokens == 0)):
+            raise ValueError(f"no row can hold {event!r}")
         row |= {"aborted": event.outcome is Outcome.ABORTED, "context_tokens": event.context_tokens or 0}
     return row
 

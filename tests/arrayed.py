@@ -12,7 +12,7 @@ from kvcore.scheduler import Scheduler
 
 def names_in(events) -> tuple[str, ...]:
     """Names of policy classes that arrivals give."""
-    arrivals = (event.request for event in events if isinstance(event, RequestArrived))
+    arrivals = (event.request for event in events if isinstance(event, RequestArrived) and event.request is not None)
     return tuple(dict.fromkeys(request.policy_class for request in arrivals if request.policy_class is not None))
 
 
@@ -31,12 +31,22 @@ class Arrayed:
         """Scheduler.step."""
         return self.step_all([event])
 
+    def step_many(self, events):
+        """Scheduler.step_many."""
+        for event in events:
+            self.hear(event)
+        return self.core.step_many(events)
+
+    def hear(self, event) -> None:
+        """What a RefreshOverlap in a row does not say."""
+        if isinstance(event, RequestArrived) and event.request is not None:
+            self.hashes[event.request.request_id] = event.request.block_hashes
+
     def step_all(self, events):
         """Scheduler.step of each: rows in a row go together."""
         told, run = [], []
         for event in events:
-            if isinstance(event, RequestArrived):
-                self.hashes[event.request.request_id] = event.request.block_hashes
+            self.hear(event)
             if self.fits(event):
                 run.append(event)
                 continue
