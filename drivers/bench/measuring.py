@@ -100,4 +100,4 @@ def _last_line(text: str) -> str:
 
 def python(*arguments: str) -> list[str]:
     """The command that runs this Python."""
-    return [sys.executable, "-P", *arguments]
+    return [sys.executable, *arguments]

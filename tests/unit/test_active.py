@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import resource
 from array import array
-from contextlib import contextmanager
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from little_memory import little_memory
 from probe_build import load
 
 probe = load("_probe_index")
@@ -30,19 +29,6 @@ def made(ranks: int = RANKS):
 def count(blocks, name: int, rank: int) -> int:
     row = blocks.find(name, rank)
     return 0 if row is None else blocks.row(row)[2]
-
-
-@contextmanager
-def little_memory(spare: int):
-    """Address space for this many bytes more, and not one above."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    with open("/proc/self/statm", encoding="ascii") as file:
-        used = int(file.read().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (used + spare, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
 def test_nothing_is_active_at_first():

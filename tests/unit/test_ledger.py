@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import array
 import math
-import os
-import resource
-from contextlib import contextmanager
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from little_memory import little_memory
 from probe_build import load
 
 Books = load("_probe_ledger").Books
@@ -289,20 +287,6 @@ def test_prefill_load_ends_with_the_prefill():
     assert (books.load(0), books.free()) == ((0, 5 * ONE, 5, 1), [1])
 
 
-@contextmanager
-def little_memory(spare: int):
-    """Address space for this many bytes more, and not one above."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    with open("/proc/self/statm", encoding="ascii") as file:
-        used = int(file.read().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (used + spare, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
-
-
-@pytest.mark.skipif("PYTEST_XDIST_WORKER" in os.environ, reason="what a long-lived process has left is not known")
 def test_a_booking_without_memory_has_not_happened():
     """The path shares blocks that are bound to their user, and then runs out of memory."""
     books = made((5, None))

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import itertools
-import resource
 import sys
-from contextlib import contextmanager
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from little_memory import little_memory
 from probe_build import load
 
 probe = load("_probe_marks")
@@ -29,19 +28,6 @@ WORDS = {
     "overloaded": (True, True, None),
     "overloaded for a while": (True, True, 50),
 }
-
-
-@contextmanager
-def little_memory(spare: int):
-    """Address space for this many bytes more, and not one above."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    with open("/proc/self/statm", encoding="ascii") as file:
-        used = int(file.read().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (used + spare, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
 def state_of(marks) -> int:

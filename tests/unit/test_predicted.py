@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import itertools
-import resource
 import sys
 from array import array
-from contextlib import contextmanager
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from little_memory import little_memory
 from probe_build import load
 
 Predicted = load("_probe_marks").Predicted
@@ -74,19 +73,6 @@ def sound(blocks, ranks: int = RANKS) -> bool:
     assert all(blocks.used_ns(name, rank) == used for name, rank, used in order)
     assert blocks.pairs == entries == len(order) == len({row[:2] for row in order}) == rows - free
     return rows * 4 <= table * 3 and (table == TABLE_MIN or table <= 8 * entries + 8)
-
-
-@contextmanager
-def little_memory(spare: int):
-    """Address space for this many bytes more, and not one above."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    with open("/proc/self/statm", encoding="ascii") as file:
-        used = int(file.read().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (used + spare, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
 def test_nothing_is_predicted_at_first():

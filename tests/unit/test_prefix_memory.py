@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import resource
 from array import array
-from contextlib import contextmanager
 
 import pytest
+from little_memory import little_memory
 from probe_build import load
 
 Prefix = load("_probe_index").Prefix
@@ -25,19 +24,6 @@ def made(ranks: int):
 
 def names(count: int) -> array:
     return array("Q", [(i * 0x9E3779B97F4A7C15) & U64 for i in range(count)])
-
-
-@contextmanager
-def little_memory(spare: int):
-    """Address space for this many bytes more, and not one above."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    with open("/proc/self/statm", encoding="ascii") as file:
-        used = int(file.read().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (used + spare, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
 @pytest.mark.parametrize(("ranks", "longest", "up", "down"), [

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import random
-import os
-import resource
 import sys
 from dataclasses import replace
 
 import pytest
+from little_memory import little_memory
 from selector_cases import DEFAULT, At, Case, probe
 
 INT64_TOP = 2**63 - 1
@@ -370,20 +368,6 @@ def test_bookings_move_a_rank_in_the_standings():
     assert fleet.settle(query, []) == ([2], 4.0)
 
 
-@contextlib.contextmanager
-def little_memory(spare: int):
-    """Address space for this many bytes more, and not one above."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    with open("/proc/self/statm", encoding="ascii") as file:
-        used = int(file.read().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (used + spare, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
-
-
-@pytest.mark.skipif("PYTEST_XDIST_WORKER" in os.environ, reason="what a long-lived process has left is not known")
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc and a limit of the address space")
 @pytest.mark.parametrize("spare", [2**20, 24 * 2**20, 40 * 2**20])
 def test_a_rebuild_without_memory_has_not_happened(spare):
