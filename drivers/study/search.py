@@ -7,6 +7,7 @@ workers gives the same.
 from __future__ import annotations
 
 import signal
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -48,16 +49,31 @@ def searching(tasks: Sequence[Task], backend: str, jobs: int, address: str | Non
     from joblib import Parallel, delayed
 
     parallel = Parallel(n_jobs=jobs, backend="loky", batch_size=1, return_as="generator_unordered")
-    # Ctrl-C in a terminal reaches every process: the workers are born deaf to it, and end when we end them.
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
+    with _deaf_children():
         answers = parallel(delayed(try_point)(task) for task in tasks)
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
     try:
         yield _answers(answers)
     finally:
         answers.close()
+
+
+@contextmanager
+def _deaf_children() -> Iterator[None]:
+    """Processes that are started meanwhile do not hear Ctrl-C, which reaches every process of a terminal.
+
+    They end when we end them. Here it is held back: blocked, and ignored only because the start of loky's resource
+    tracker takes the block away, so that later processes would be born hearing.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 def _answers(answers: Iterator[Tried]) -> Iterator[Tried]:
