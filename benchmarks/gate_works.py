@@ -2,7 +2,8 @@
 
     python benchmarks/gate_works.py ratios 'cycle, W = 16'      the process that is measured
 
-Each is small, and alike each time that it runs. Counters need the doors of the tests (tests/_probe_queue.pyx).
+Each is small, and alike each time that it runs. A run returns how to get the digest of what it leaves, which is no part
+of what is measured. Counters need the doors of the tests (tests/_probe_queue.pyx).
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ from kvcore import (
     WorkerUpserted,
 )
 
+Run = Callable[[], Callable[[], str]]
+
 BLOCK_SIZE, BLOCKS = 16, 32
 PROMPT = BLOCKS * BLOCK_SIZE
 #: Names as large as hashes are, without a pattern that a table could profit from.
@@ -54,37 +57,37 @@ def fleet(workers: int, profile: kv.PolicyProfile, **weights: float) -> kv.Sched
     return core
 
 
-def cycles(workers: int, count: int, **weights: float) -> Callable[[], object]:
+def cycles(workers: int, count: int, **weights: float) -> Run:
     """count requests of eight classes, one after the other: arrival, prefill, finish, stepped one by one."""
     core = fleet(workers, EIGHT, **weights)
     ids = [(f"r{i}", f"f{i & 7}") for i in range(count)]
 
-    def run() -> str:
+    def run() -> Callable[[], str]:
         for request_id, family in ids:
             (dispatch,) = core.step(RequestArrived(0, Request(request_id, PROMPT, policy_class=family)))
             core.step(PrefillCompleted(0, request_id, dispatch.attempt))
             core.step(RequestFinished(0, request_id, dispatch.attempt))
-        return core.digest()
+        return core.digest
 
     return run
 
 
-def named_cycles(workers: int) -> Callable[[], object]:
+def named_cycles(workers: int) -> Run:
     """Cycles whose prompts name their 32 blocks; half of the prompts are cached by one worker."""
     core = fleet(workers, EIGHT)
     core.step_many([BlocksStored(0, i % workers, 0, 0, path) for i, path in enumerate(PATHS[::2])])
 
-    def run() -> str:
+    def run() -> Callable[[], str]:
         for i, path in enumerate(PATHS):
             (dispatch,) = core.step(RequestArrived(0, Request(f"r{i}", PROMPT, block_hashes=path)))
             core.step(PrefillCompleted(0, f"r{i}", dispatch.attempt))
             core.step(RequestFinished(0, f"r{i}", dispatch.attempt))
-        return core.digest()
+        return core.digest
 
     return run
 
 
-def backlog(workers: int, each: int) -> Callable[[], object]:
+def backlog(workers: int, each: int) -> Run:
     """A backlog of eight classes, a quarter of it pinned, that is stored in one batch and drained by finishing."""
     core = fleet(workers, WAITING)
     arrivals = [
@@ -92,7 +95,7 @@ def backlog(workers: int, each: int) -> Callable[[], object]:
                                   pinned=Rank(i // 4 % workers) if i % 4 == 0 else None))
         for i in range(workers * each)]
 
-    def run() -> str:
+    def run() -> Callable[[], str]:
         actions = core.step_many(arrivals)
         while actions:
             ends = []
@@ -101,12 +104,12 @@ def backlog(workers: int, each: int) -> Callable[[], object]:
                     ends += (PrefillCompleted(0, action.request_id, action.attempt),
                              RequestFinished(0, action.request_id, action.attempt))
             actions = core.step_many(ends)
-        return core.digest()
+        return core.digest
 
     return run
 
 
-def index(workers: int) -> Callable[[], object]:
+def index(workers: int) -> Run:
     """Paths that one worker each stores and gives back, and one path that all do."""
     core = fleet(workers, EIGHT)
     held = [(i % workers, path) for i, path in enumerate(PATHS)]
@@ -114,9 +117,9 @@ def index(workers: int) -> Callable[[], object]:
     events = [BlocksStored(0, worker, 0, 0, path) for worker, path in held]
     events += [BlocksRemoved(0, worker, 0, 0, path) for worker, path in held]
 
-    def run() -> str:
+    def run() -> Callable[[], str]:
         core.step_many(events)
-        return core.digest()
+        return core.digest
 
     return run
 
@@ -129,11 +132,16 @@ def rows(count: int) -> list[TraceRow]:
         for i in range(count)]
 
 
-def replay(count: int) -> Callable[[], object]:
+def replay(count: int) -> Run:
     """A whole replay: loop, core and engine model."""
     trace = rows(count)
     config = kv.SchedulerConfig(block_size=BLOCK_SIZE)
-    return lambda: simulate(trace, config, PRESETS["generic"], 4).digest
+
+    def run() -> Callable[[], str]:
+        result = simulate(trace, config, PRESETS["generic"], 4)
+        return lambda: result.digest
+
+    return run
 
 
 WORKS: dict[str, Work] = {
@@ -188,7 +196,7 @@ def counters() -> dict[str, int]:
 def digest_of(name: str) -> str:
     """Of the state that a piece of work leaves after each of its first runs."""
     run = WORKS[name].prepare()
-    return digest(run(), run())
+    return digest(run()(), run()())
 
 
 if __name__ == "__main__":

@@ -6,7 +6,8 @@ A figure has a name, `kind: what`, and a value that is better the smaller it is.
     counter        steps of an algorithm, or numbers of a run in model time: the same on every machine
 
 A file holds a base line per build (`build_key`), since compilers and interpreters change what all of these but counters
-are. A build that a file does not know cannot fail; whoever runs the gate is told.
+are; and in it ratios per processor (`processor`), since how much faster one runs C than Python differs by a sixth. A
+build or processor that a file does not know cannot fail; whoever runs the gate is told.
 """
 
 from __future__ import annotations
@@ -24,9 +25,8 @@ from kvcore.errors import KvcoreError
 
 #: How much a figure may grow, as a part of its base line.
 TOLERANCE = 0.03
-FORMAT = "kvcore-gate-1"
+FORMAT = "kvcore-gate-2"
 INSTRUCTIONS, RATIO, COUNTER = "instructions", "ratio", "counter"
-KINDS = (INSTRUCTIONS, RATIO, COUNTER)
 
 #: Name -> value. Names begin with a kind and a colon.
 Figures = Mapping[str, float]
@@ -67,6 +67,17 @@ def build_key() -> str:
     compiler = "an unknown compiler" if found is None else found[1].decode()
     python = f"{platform.python_implementation()} {platform.python_version()} ({platform.python_compiler().strip()})"
     return f"{python}, Cython {cython}, {compiler}, {platform.machine()}"
+
+
+def processor() -> str:
+    """What ratios depend on: the processor's make, family, model and stepping, as far as the system tells."""
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
+            told = dict(re.findall(r"^([^:\n]*?)\s*:\s*(.*)$", file.read().partition("\n\n")[0], re.MULTILINE))
+    except OSError:
+        told = {}
+    parts = [told[name] for name in ("model name", "cpu family", "model", "stepping") if told.get(name)]
+    return " ".join(parts) or platform.processor() or platform.machine()
 
 
 def compare(before: Figures, now: Figures, tolerance: float = TOLERANCE) -> list[Row]:
@@ -111,10 +122,18 @@ def shown(value: float | None) -> str:
 
 @dataclass
 class BaseLine:
-    """Figures of one build. reason: why they are what they are now, in the words of whoever recorded them."""
+    """Figures of one build. reason: why they are what they are now, in the words of whoever recorded them.
+
+    ratios: by processor.
+    """
 
     reason: str
     figures: dict[str, float]
+    ratios: dict[str, dict[str, float]] = field(default_factory=dict)
+
+    def on(self, cpu: str) -> dict[str, float]:
+        """All that one processor can be held against."""
+        return self.figures | self.ratios.get(cpu, {})
 
 
 @dataclass
@@ -145,15 +164,26 @@ class BaseLines:
             lines.builds[key] = _base_line(path, key, entry)
         return lines
 
-    def record(self, key: str, figures: Figures, reason: str) -> None:
-        """Figures of a build; those that were not measured now stay. Nothing is written yet."""
-        kept = self.builds[key].figures if key in self.builds else {}
-        self.builds[key] = BaseLine(reason, kept | dict(figures))
+    def record(self, key: str, figures: Figures, reason: str, cpu: str | None = None) -> None:
+        """Figures of a build on a processor, None: this one; those not measured now stay. Nothing is written yet."""
+        line = self.builds.setdefault(key, BaseLine(reason, {}))
+        line.reason = reason
+        self.add_ratios(key, figures, cpu)
+        line.figures |= {name: value for name, value in figures.items() if _kind(name) != RATIO}
+
+    def add_ratios(self, key: str, figures: Figures, cpu: str | None = None) -> None:
+        """The ratios among the figures of a build that is known. Nothing is written yet."""
+        found = {name: value for name, value in figures.items() if _kind(name) == RATIO}
+        if found:
+            kept = self.builds[key].ratios.setdefault(processor() if cpu is None else cpu, {})
+            kept |= found
 
     def text(self) -> str:
         """The file's content: keys in order, so that a change shows as the lines that it changes."""
-        builds = {key: {"reason": line.reason, "figures": dict(sorted(line.figures.items()))}
-                  for key, line in sorted(self.builds.items())}
+        builds = {
+            key: {"reason": line.reason, "figures": dict(sorted(line.figures.items())),
+                  "ratios": {cpu: dict(sorted(found.items())) for cpu, found in sorted(line.ratios.items())}}
+            for key, line in sorted(self.builds.items())}
         return json.dumps({"format": FORMAT, "load": self.load, "builds": builds}, indent=1, allow_nan=False) + "\n"
 
 
@@ -163,9 +193,22 @@ def _base_line(path: Path, key: str, entry: object) -> BaseLine:
     reason, figures = entry.get("reason"), entry.get("figures")
     if not isinstance(reason, str) or not reason or not isinstance(figures, dict):
         raise InvalidBaseLine(str(path), f"build {key!r} needs a `reason` and `figures`")
+    by_cpu = entry.get("ratios", {})
+    if not isinstance(by_cpu, dict) or not all(isinstance(found, dict) for found in by_cpu.values()):
+        raise InvalidBaseLine(str(path), f"build {key!r}: `ratios` must be an object of objects")
+    _check(path, key, figures, (INSTRUCTIONS, COUNTER))
+    for found in by_cpu.values():
+        _check(path, key, found, (RATIO,))
+    return BaseLine(reason, dict(figures), {cpu: dict(found) for cpu, found in by_cpu.items()})
+
+
+def _check(path: Path, key: str, figures: dict[str, object], kinds: tuple[str, ...]) -> None:
     for name, value in figures.items():
-        if name.partition(":")[0] not in KINDS:
-            raise InvalidBaseLine(str(path), f"build {key!r}: figure {name!r} is of no kind of {', '.join(KINDS)}")
+        if _kind(name) not in kinds:
+            raise InvalidBaseLine(str(path), f"build {key!r}: figure {name!r} is of no kind of {', '.join(kinds)}")
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < float("inf"):
             raise InvalidBaseLine(str(path), f"build {key!r}: figure {name!r} must be a number >= 0, not {value!r}")
-    return BaseLine(reason, dict(figures))
+
+
+def _kind(name: str) -> str:
+    return name.partition(":")[0]

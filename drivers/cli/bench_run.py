@@ -23,6 +23,7 @@ from ..bench.gate import (
     Verdict,
     build_key,
     compare,
+    processor,
     table,
 )
 from ..bench.load import Load, Recording, record
@@ -60,7 +61,7 @@ def run(options: Options) -> bool:
     recording = record(options.load, profile)
     key = build_key()
     known = None if lines is None else lines.builds.get(key)
-    before = {} if known is None else known.figures
+    before = {} if known is None else known.on(processor())
     figures = _figures(options, recording, before)
     rows = compare(before, figures, options.tolerance / 100)
     click.echo(f"{options.policy}: {recording.events:,} events, digest {recording.digest}")
@@ -72,6 +73,11 @@ def run(options: Options) -> bool:
     if options.save is not None or known is None:
         _record(options, lines, key, figures)
         return True
+    if all(row.verdict is Verdict.NEW for row in rows if row.name.startswith(RATIO)):
+        click.echo(f"kvcore: note: {options.compare} has no ratios of this processor: recorded there", err=True)
+        lines.add_ratios(key, figures)
+        _write(lines)
+        rows = [row for row in rows if not row.name.startswith(RATIO)]
     return _answer(rows, options)
 
 
@@ -125,6 +131,10 @@ def _record(options: Options, lines: BaseLines, key: str, figures: Figures) -> N
     if options.save is None:
         click.echo(f"kvcore: note: {options.compare} knows nothing of this build: recorded there", err=True)
     lines.record(key, figures, (options.reason or FIRST).strip())
+    _write(lines)
+
+
+def _write(lines: BaseLines) -> None:
     text = lines.text()
 
     def fill(stream: IO[str]) -> None:

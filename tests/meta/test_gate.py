@@ -60,13 +60,13 @@ def test_five_per_cent_more_work_is_refused(tmp_path):
 @needs_valgrind
 def test_a_build_without_a_base_line_is_recorded_with_a_warning(tmp_path):
     file = tmp_path / "base.json"
-    file.write_text('{"format": "kvcore-gate-1", "builds": {"another": {"reason": "made", "figures": {}}}}')
+    file.write_text('{"format": "kvcore-gate-2", "builds": {"another": {"reason": "made", "figures": {}}}}')
     status, output = gate(tmp_path)
     assert status == 0, output
     assert "WARNING: no base line for this build; recorded" in output
     builds = json.loads(file.read_text(encoding="utf-8"))["builds"]
     (own,) = set(builds) - {"another"}
-    assert builds["another"] == {"reason": "made", "figures": {}}
+    assert builds["another"] == {"reason": "made", "figures": {}, "ratios": {}}
     assert builds[own]["reason"] == "first run of this build"
     assert list(builds[own]["figures"]) == [FIGURE]
 
@@ -86,7 +86,7 @@ def test_what_cannot_be_used_is_refused_before_anything_runs(content, options, t
 
 
 def test_a_gate_that_measures_nothing_fails(tmp_path):
-    (tmp_path / "base.json").write_text('{"format": "kvcore-gate-1", "builds": {}}')
+    (tmp_path / "base.json").write_text('{"format": "kvcore-gate-2", "builds": {}}')
     answer = subprocess.run(
         [sys.executable, "-m", "pytest", str(ROOT / "benchmarks" / "bench_explain.py"), "--benchmark-disable",
          "-k", "test_look", "--gate", str(tmp_path / "base.json")],

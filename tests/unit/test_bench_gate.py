@@ -7,7 +7,7 @@ import sys
 
 import pytest
 from kvcore.drivers.bench import measuring
-from kvcore.drivers.bench.gate import BaseLines, InvalidBaseLine, Verdict, build_key, compare, table
+from kvcore.drivers.bench.gate import BaseLines, InvalidBaseLine, Verdict, build_key, compare, processor, table
 from kvcore.drivers.bench.measured import Work, serve
 from kvcore.drivers.bench.measuring import MeasuringFailed, best_ratios, usual_ratios
 
@@ -53,8 +53,19 @@ def test_a_file_is_read_as_it_was_written(tmp_path):
     again = BaseLines.read(lines.path)
     assert (again.load, again.text()) == ({"workers": 4}, lines.text())
     assert again.builds["one"].reason == "a better heap"
-    assert again.builds["one"].figures == BASE | {"counter: a": 90}
-    assert again.builds["two"].figures == {"counter: a": 1}
+    assert again.builds["one"].on(processor()) == BASE | {"counter: a": 90}
+    assert again.builds["two"].on(processor()) == {"counter: a": 1}
+
+
+def test_ratios_belong_to_a_processor(tmp_path):
+    lines = BaseLines(tmp_path / "b.json")
+    lines.record("one", BASE, "first", "here")
+    lines.add_ratios("one", BASE | {"ratio: b": 3.0}, "there")
+    assert lines.builds["one"].on("here") == BASE
+    assert lines.builds["one"].on("there") == BASE | {"ratio: b": 3.0}
+    assert "ratio: b" not in lines.builds["one"].on("elsewhere")
+    lines.record("one", {"ratio: b": 1.0}, "faster", "here")
+    assert (lines.builds["one"].on("here")["ratio: b"], lines.builds["one"].on("there")["ratio: b"]) == (1.0, 3.0)
 
 
 def entry(**changes):
@@ -66,15 +77,19 @@ def entry(**changes):
     ("{\n\n1}", "b.json:3: not JSON"),
     ("[]", "b.json: no base lines"),
     ({"format": "other", "builds": {}}, "b.json: no base lines"),
-    ({"format": "kvcore-gate-1"}, "`builds` must be"),
-    ({"format": "kvcore-gate-1", "load": 1, "builds": {}}, "`load` and"),
-    ({"format": "kvcore-gate-1", "builds": {"k": 1}}, "'k' must be an object"),
-    ({"format": "kvcore-gate-1", "builds": {"k": entry(reason="")}}, "'k' needs a `reason`"),
-    ({"format": "kvcore-gate-1", "builds": {"k": entry(figures=[])}}, "and `figures`"),
-    ({"format": "kvcore-gate-1", "builds": {"k": entry(figures={"time: a": 1})}}, "'time: a' is of no kind"),
-    ({"format": "kvcore-gate-1", "builds": {"k": entry(figures={"counter: a": "1"})}}, "'counter: a' must be a number"),
-    ({"format": "kvcore-gate-1", "builds": {"k": entry(figures={"counter: a": True})}}, "must be a number"),
-    ({"format": "kvcore-gate-1", "builds": {"k": entry(figures={"counter: a": -1})}}, "must be a number"),
+    ({"format": "kvcore-gate-2"}, "`builds` must be"),
+    ({"format": "kvcore-gate-2", "load": 1, "builds": {}}, "`load` and"),
+    ({"format": "kvcore-gate-2", "builds": {"k": 1}}, "'k' must be an object"),
+    ({"format": "kvcore-gate-2", "builds": {"k": entry(reason="")}}, "'k' needs a `reason`"),
+    ({"format": "kvcore-gate-2", "builds": {"k": entry(figures=[])}}, "and `figures`"),
+    ({"format": "kvcore-gate-2", "builds": {"k": entry(figures={"time: a": 1})}}, "'time: a' is of no kind"),
+    ({"format": "kvcore-gate-2", "builds": {"k": entry(figures={"ratio: a": 1})}}, "'ratio: a' is of no kind"),
+    ({"format": "kvcore-gate-2", "builds": {"k": entry(ratios={"cpu": {"counter: a": 1}})}}, "'counter: a' is of no"),
+    ({"format": "kvcore-gate-2", "builds": {"k": entry(ratios=[])}}, "`ratios` must be"),
+    ({"format": "kvcore-gate-2", "builds": {"k": entry(ratios={"cpu": 1})}}, "`ratios` must be"),
+    ({"format": "kvcore-gate-2", "builds": {"k": entry(figures={"counter: a": "1"})}}, "'counter: a' must be a number"),
+    ({"format": "kvcore-gate-2", "builds": {"k": entry(figures={"counter: a": True})}}, "must be a number"),
+    ({"format": "kvcore-gate-2", "builds": {"k": entry(figures={"counter: a": -1})}}, "must be a number"),
 ])
 def test_files_that_hold_no_base_lines(content, told, tmp_path):
     file = tmp_path / "b.json"

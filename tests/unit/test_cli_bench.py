@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from kvcore.drivers.bench import measuring
+from kvcore.drivers.bench.gate import processor
 from kvcore.drivers.bench.load import Load, mix, record, rows
 from kvcore.drivers.cli import bench_run, main
 
@@ -32,10 +33,10 @@ def bench(monkeypatch, capsys):
 
 
 def edited(path: Path, change) -> Path:
-    """The same file with the figures of every build changed."""
+    """The same file with every build changed."""
     data = json.loads(path.read_text(encoding="utf-8"))
     for build in data["builds"].values():
-        change(build["figures"])
+        change(build)
     path.write_text(json.dumps(data), encoding="utf-8")
     return path
 
@@ -46,7 +47,12 @@ def saved(bench, tmp_path):
     path = tmp_path / "base.json"
     status, _, _ = bench("--save", path, "--reason", "as it is today")
     assert status == 0
-    return edited(path, lambda figures: figures.update({"ratio: step, per event": 1e6}))
+
+    def raise_ratio(build):
+        (ratios,) = build["ratios"].values()
+        ratios["ratio: step, per event"] = 1e6
+
+    return edited(path, raise_ratio)
 
 
 def test_it_prints_its_figures(bench):
@@ -68,8 +74,8 @@ def test_what_is_saved_passes(bench, saved):
 
 
 def test_what_has_grown_is_answered_with_3(bench, saved):
-    def lower(figures):
-        figures["counter: actions"] *= 0.95
+    def lower(build):
+        build["figures"]["counter: actions"] *= 0.95
 
     edited(saved, lower)
     status, out, err = bench("--compare", saved)
@@ -100,6 +106,20 @@ def test_a_build_that_is_not_known_is_recorded(bench, saved):
     assert status == 0
     assert f"{saved} knows nothing of this build: recorded there" in err
     assert len(json.loads(saved.read_text(encoding="utf-8"))["builds"]) == 2
+
+
+def test_ratios_of_another_processor_are_not_held_against_this_one(bench, saved):
+    def move(build):
+        build["ratios"] = {"another": {"ratio: step, per event": 1e-9}}
+
+    edited(saved, move)
+    status, out, err = bench("--compare", saved)
+    assert (status, "GROWN" in out) == (0, False)
+    assert f"{saved} has no ratios of this processor: recorded there" in err
+    (build,) = json.loads(saved.read_text(encoding="utf-8"))["builds"].values()
+    assert len(build["ratios"]) == 2
+    edited(saved, lambda build: build.update(ratios={processor(): {"ratio: step, per event": 1e-9}}))
+    assert bench("--compare", saved)[0] == 3
 
 
 @pytest.mark.parametrize(("options", "told"), [
