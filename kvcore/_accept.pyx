@@ -29,6 +29,7 @@ cdef extern from "Python.h":
     const char* PyUnicode_AsUTF8AndSize(object text, Py_ssize_t* size) except NULL
     bint PyUnicode_IS_COMPACT_ASCII(object text) noexcept
     Py_ssize_t PyTuple_GET_SIZE(object items) noexcept
+    Py_ssize_t PySet_GET_SIZE(object items) noexcept
     PyObject* PyTuple_GET_ITEM(object items, Py_ssize_t i) noexcept
     void PyErr_Clear() noexcept
     unsigned long hash_of "PyLong_AsUnsignedLong"(PyObject* value) noexcept   # ALL_ONES: perhaps with an exception set
@@ -366,6 +367,8 @@ cdef int _check_text(str name, str text) except -1:
 cdef int _check_taints(str name, frozenset taints) except -1:
     if taints is None:
         raise ValueError(f"{name} must be a frozenset")
+    if not PySet_GET_SIZE(taints):
+        return 0
     for taint in taints:
         if type(taint) is not str:
             raise ValueError(f"{name} must hold text, not {taint!r}")

@@ -202,6 +202,7 @@ cdef class Ledger:
         """Book a request on a rank: all of it or, on MemoryError, nothing. The path must stay until the release."""
         cdef booking_t* booking
         cdef load_t* load
+        cdef tokens_t before
         cdef int32_t fresh = 0
         self.reserve_slots(slot + 1)
         if length:
@@ -229,11 +230,11 @@ cdef class Ledger:
         load.weight += <int64_t>fresh * FRACTION_ONE
         load.held += <i128>private_blocks + reserve_blocks + fresh
         if prefill > 0:
-            self._count(rank, -1, self.now_ns)
+            before = load_tokens(load, self.now_ns)
             load.prefill += prefill
             if self.decays:
                 enter_fifo(load, self.bookings, slot, self.now_ns)
-            self._count(rank, 1, self.now_ns)
+            self._recount(rank, before, self.now_ns)
         self._settle(rank)
         return 0
 
@@ -381,8 +382,7 @@ cdef class Ledger:
         self.now_ns = now_ns
         while self._crossings.size and <ns_t>self._crossings.nodes[0].key.first <= now_ns:
             rank = self._crossings.nodes[0].item
-            self._count(rank, -1, before_ns)
-            self._count(rank, 1, now_ns)
+            self._recount(rank, load_tokens(&self.loads[rank], before_ns), now_ns)
             self._settle(rank)
             self.crossed[self.crossed_count] = rank
             self.crossed_count += 1
@@ -406,6 +406,22 @@ cdef class Ledger:
         tokens = load_tokens(load, now_ns)
         for pair in range(self.pairs):
             if tokens <= calm[pair]:
+                self.free[pair] += by
+                self.free_of[load.taints * self.pairs + pair] += by
+
+    cdef void _recount(self, slot_t rank, tokens_t before, ns_t now_ns) noexcept nogil:
+        """Its prefill load was `before`: count a rank in or out where it has crossed a bound since."""
+        cdef load_t* load = &self.loads[rank]
+        cdef const int64_t* calm = &self._calm[rank * self.pairs]
+        cdef tokens_t tokens
+        cdef int32_t by
+        cdef slot_t pair
+        if self.pairs == 0 or load.taints == NO_SLOT or load.state != RANK_OPEN:
+            return
+        tokens = load_tokens(load, now_ns)
+        for pair in range(self.pairs):
+            by = (tokens <= calm[pair]) - (before <= calm[pair])
+            if by:
                 self.free[pair] += by
                 self.free_of[load.taints * self.pairs + pair] += by
 
@@ -459,19 +475,19 @@ cdef class Ledger:
     cdef void _finish_prefill(self, slot_t slot, bint completed) noexcept nogil:
         """Take a booking's prefill tokens, of which there are some, out of its rank's load."""
         cdef slot_t rank = self.bookings[slot].rank
-        self._count(rank, -1, self.now_ns)
+        cdef tokens_t before = load_tokens(&self.loads[rank], self.now_ns)
         self.loads[rank].prefill -= self.bookings[slot].prefill
         if self.decays:
             leave_fifo(&self.loads[rank], self.bookings, slot, completed, self.now_ns)
-        self._count(rank, 1, self.now_ns)
+        self._recount(rank, before, self.now_ns)
 
     cdef void _set_foreign(self, slot_t rank, int64_t prefill, int64_t blocks, int64_t requests) noexcept nogil:
         cdef load_t* load = &self.loads[rank]
-        self._count(rank, -1, self.now_ns)
+        cdef tokens_t before = load_tokens(load, self.now_ns)
         load.foreign_prefill = prefill
         load.foreign_blocks = blocks
         load.foreign_requests = requests
-        self._count(rank, 1, self.now_ns)
+        self._recount(rank, before, self.now_ns)
         self._settle(rank)
 
     cdef void _unbind(self, slot_t slot, int32_t at) noexcept nogil:

@@ -8,6 +8,7 @@ Never here: what an action says.
 """
 import numpy
 
+from cpython.ref cimport PyObject
 from libc.string cimport memset
 from kvcore.actions cimport make_park
 from kvcore.records cimport ACTION_DISPATCH, ACTION_IGNORED, ACTION_PARK, fill_action
@@ -16,7 +17,15 @@ from kvcore.actions import IgnoredReason, ParkReason
 from kvcore.records import ACTION_DTYPE
 
 cdef extern from "Python.h":
+    ctypedef struct PyVarObject
     Py_ssize_t list_size "PyList_GET_SIZE"(void* list) noexcept nogil
+    PyObject* PyList_GET_ITEM(list items, Py_ssize_t i) noexcept
+    tuple new_tuple "PyTuple_New"(Py_ssize_t size)
+    void PyTuple_SET_ITEM(tuple items, Py_ssize_t i, PyObject* item) noexcept
+    void Py_SET_SIZE(PyVarObject* items, Py_ssize_t size) noexcept
+
+cdef enum:
+    MOVED_MAX = 64                             # above, the list gives its memory back
 
 cdef tuple NOTHING = ()
 cdef object QUEUED = ParkReason.QUEUED
@@ -38,10 +47,17 @@ cdef class Outbox:
 
     cdef tuple taken(self):
         """The objects; the list is empty again."""
+        cdef Py_ssize_t size = list_size(<void*>self.actions)
+        cdef Py_ssize_t i
         cdef tuple actions = NOTHING
-        if list_size(<void*>self.actions):
+        if size > MOVED_MAX:
             actions = tuple(self.actions)
             self.actions.clear()
+        elif size:
+            actions = new_tuple(size)
+            for i in range(size):              # the list's references become the tuple's; its memory stays for the next
+                PyTuple_SET_ITEM(actions, i, PyList_GET_ITEM(self.actions, i))
+            Py_SET_SIZE(<PyVarObject*>self.actions, 0)
         return actions
 
     cdef int begin_records(self, int64_t expected) except -1:

@@ -1,7 +1,7 @@
 # Live requests: identity, state, path of blocks, deadlines and booking timers.
 cimport cython
 from kvcore._heap cimport heap_t
-from kvcore._slots cimport SlotTable
+from kvcore._slots cimport NO_NUMBER, SlotTable
 from kvcore._types cimport int32_t, int64_t, ns_t, slot_t, tokens_t, uint32_t, uint64_t
 from kvcore.request cimport Request
 

@@ -217,6 +217,8 @@ cdef class RequestTable:
         if not row.lazy:
             with gil:
                 self._requests[slot] = None
+                if self.ids.number_of(slot) == NO_NUMBER:
+                    return self.ids.remove_text(slot)      # the lock is taken once
         row.lazy = False
         return self.ids.remove(slot)
 

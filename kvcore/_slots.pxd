@@ -25,6 +25,7 @@ cdef class SlotTable:
     cdef slot_t add(self, str id) except -1
     cdef slot_t add_number(self, int64_t number) except -1 nogil
     cdef int remove(self, slot_t slot) except -1 nogil
+    cdef int remove_text(self, slot_t slot) except -1
     cdef slot_t take(self) except -1 nogil
     cdef void give_back(self, slot_t slot) noexcept nogil
     cdef str id_of(self, slot_t slot)

@@ -96,14 +96,19 @@ cdef class SlotTable:
 
     cdef int remove(self, slot_t slot) except -1 nogil:
         """Free a slot and its id, if it has one. O(1)."""
-        if self._numbers[slot] != NO_NUMBER:
-            self._leave(self._numbers[slot])
-            self._numbers[slot] = NO_NUMBER
-            self.numbered -= 1
-        else:
+        if self._numbers[slot] == NO_NUMBER:
             with gil:
-                self._texts.pop(self._ids[slot], None)     # absent: the slot was taken without an id
-                self._ids[slot] = None
+                return self.remove_text(slot)
+        self._leave(self._numbers[slot])
+        self._numbers[slot] = NO_NUMBER
+        self.numbered -= 1
+        self.give_back(slot)
+        return 0
+
+    cdef int remove_text(self, slot_t slot) except -1:
+        """Free a slot whose id is no number, or that has none. O(1)."""
+        self._texts.pop(self._ids[slot], None)             # absent: the slot was taken without an id
+        self._ids[slot] = None
         self.give_back(slot)
         return 0
 

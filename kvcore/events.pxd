@@ -9,6 +9,7 @@ cdef class Event:
 
 
 @cython.final
+@cython.no_gc
 cdef class RequestArrived(Event):
     cdef readonly Request request
 
@@ -38,6 +39,7 @@ cdef class PrefillCompleted(Event):
 
 
 @cython.final
+@cython.no_gc
 cdef class OutputBlockAdded(Event):
     cdef readonly str request_id
     cdef readonly int64_t attempt
@@ -65,6 +67,7 @@ cdef class OverlapRefreshed(Event):
 
 
 @cython.final
+@cython.no_gc
 cdef class RequestFinished(Event):
     cdef readonly str request_id
     cdef readonly int64_t attempt

@@ -34,6 +34,8 @@ cdef class SelectionWeights:
 
 
 @cython.final
+@cython.freelist(16)
+@cython.no_gc
 cdef class Request:
     cdef readonly str request_id
     cdef readonly int64_t prompt_tokens        # 1..2^53
