@@ -6,11 +6,11 @@ here. Types that the compiled dataclasses enforce at construction (text, C integ
 Cost: O(1) per event, plus O(length) of its tuples.
 """
 from cpython.float cimport PyFloat_CheckExact
-from cpython.long cimport PyLong_AsUnsignedLong, PyLong_CheckExact
+from cpython.long cimport PyLong_CheckExact
 from cpython.ref cimport PyObject
 from libc.math cimport isfinite
 from kvcore._policies cimport Policies
-from kvcore._types cimport NS_END, ceil_div
+from kvcore._types cimport NS_END, ceil_div, read_uint64, uint64_t
 from kvcore._workers cimport DP_SIZE_MAX
 from kvcore.config import weights_fault
 from kvcore.errors import InvalidEvent
@@ -31,10 +31,7 @@ cdef extern from "Python.h":
     Py_ssize_t PyTuple_GET_SIZE(object items) noexcept
     Py_ssize_t PySet_GET_SIZE(object items) noexcept
     PyObject* PyTuple_GET_ITEM(object items, Py_ssize_t i) noexcept
-    void PyErr_Clear() noexcept
-    unsigned long hash_of "PyLong_AsUnsignedLong"(PyObject* value) noexcept   # ALL_ONES: perhaps with an exception set
 
-cdef unsigned long ALL_ONES = <unsigned long>-1
 cdef int64_t TOKENS_MAX = <int64_t>1 << 53
 cdef int64_t BLOCKS_MAX = (<int64_t>1 << 31) - 1
 cdef int64_t ATTEMPT_MAX = <int64_t>1 << 62
@@ -73,6 +70,14 @@ cdef list accept_one(object event, Py_ssize_t index, ns_t last_ns, int64_t block
         return policies.build((<PolicyReplaced>event).profile) if type(event) is PolicyReplaced else None
     except (ValueError, TypeError, OverflowError) as error:
         raise InvalidEvent(index, str(error)) from None
+
+
+cdef int accept_request(Request request, int64_t block_size) except -1:
+    """The same for a request that would arrive now."""
+    try:
+        return _check_request(request, block_size)
+    except (ValueError, TypeError, OverflowError) as error:
+        raise InvalidEvent(0, str(error)) from None
 
 
 cdef int _check(Event event, int64_t block_size) except -1:
@@ -410,19 +415,12 @@ cdef int _check_hashes(str name, tuple hashes) except -1:
     if hashes is None:
         raise ValueError(f"{name} must be a tuple")
     for i in range(PyTuple_GET_SIZE(hashes)):
-        # Borrowed, and no exception asked for where the value itself says that there is none.
-        if not PyLong_CheckExact(<object>PyTuple_GET_ITEM(hashes, i)) or (
-                hash_of(PyTuple_GET_ITEM(hashes, i)) == ALL_ONES):
-            PyErr_Clear()
-            _check_hash(name, hashes[i])
+        _check_hash(name, <object>PyTuple_GET_ITEM(hashes, i))
     return 0
 
 
 cdef inline int _check_hash(str name, object value) except -1:
-    if not PyLong_CheckExact(value):
+    cdef uint64_t number
+    if not PyLong_CheckExact(value) or not read_uint64(<PyObject*>value, &number):
         raise ValueError(f"{name} must hold integers 0..2^64-1, not {value!r}")
-    try:
-        PyLong_AsUnsignedLong(value)
-    except OverflowError:
-        raise ValueError(f"{name} must hold integers 0..2^64-1, not {value!r}") from None
     return 0

@@ -10,15 +10,20 @@ Invariants: a rank is present in the worker table iff it is in the ledger; a ran
 cached block and no booking; a fall of load is in `changed`, or recheck_all is set; the ledger's state of a rank is
 that of its worker's marks.
 """
+from cpython.ref cimport PyObject
 from libc.stdlib cimport free
 from kvcore._heap cimport heap_free, heap_init, heap_push, heap_remove, heap_reserve, key_t
 from kvcore._load cimport INT64_TOP, RANK_GONE, rank_state_t
-from kvcore._types cimport NEVER_NS, NO_SLOT, NS_END, mix64, resize
+from kvcore._types cimport NEVER_NS, NO_SLOT, NS_END, mix64, read_uint64, resize
 from kvcore._workers cimport BATCHED_TOKENS_DEFAULT, worker_t
 from kvcore.request cimport Rank
 
 from kvcore.config import PREDICT_TTL_NS_DEFAULT, IndexMode, PrefillDecay
 from kvcore.policy import Capacity
+
+cdef extern from "Python.h":
+    Py_ssize_t PyTuple_GET_SIZE(object items) noexcept
+    PyObject* PyTuple_GET_ITEM(object items, Py_ssize_t i) noexcept
 
 cdef enum:
     TOLD_MAX = 64              # blocks of an event that an index is told of at a time
@@ -129,18 +134,17 @@ cdef class Fleet:
     cdef int _tell(self, PrefixIndex index, tuple hashes, slot_t rank, bint stored) except -1:
         """What a rank has stored or dropped, some blocks at a time: so the index can look for them all at once."""
         cdef uint64_t some[TOLD_MAX]
-        cdef int32_t count = 0
-        cdef Py_ssize_t left = len(hashes)
-        for block_hash in hashes:
-            some[count] = block_hash
-            count += 1
-            left -= 1
-            if count == TOLD_MAX or left == 0:
-                if stored:
-                    index.add_all(some, count, rank)
-                else:
-                    index.remove_all(some, count, rank)
-                count = 0
+        cdef Py_ssize_t size = PyTuple_GET_SIZE(hashes)
+        cdef Py_ssize_t first, i
+        cdef int32_t count
+        for first in range(0, size, TOLD_MAX):
+            count = <int32_t>min(<Py_ssize_t>TOLD_MAX, size - first)
+            for i in range(count):
+                read_uint64(PyTuple_GET_ITEM(hashes, first + i), &some[i])
+            if stored:
+                index.add_all(some, count, rank)
+            else:
+                index.remove_all(some, count, rank)
         return 0
 
     cdef bint clear_blocks(self, uint64_t worker_id, uint32_t dp_rank, int64_t incarnation, int tier) except -1:

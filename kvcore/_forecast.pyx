@@ -45,18 +45,20 @@ cdef class Forecast:
         cdef slot_t rank
         cdef choice_t choice
         cdef Dispatch action
+        cdef bint deferred = False
         self._backlog.classify(slot, request)
         row = &self._requests.rows[slot]
         decision = self._admission.rehearse(slot)
-        deferred = isinstance(decision, Defer)
-        if isinstance(decision, Refuse):
-            return self._backlog.refused(slot, request.request_id, RejectReason.ADMISSION_REFUSED)
-        if isinstance(decision, Ready) and self._admission.pin(slot, decision.placement):
-            request = self._requests.request(slot)
-            reason = self._placement.refusal(request, row.arrival_ns)
-            if reason is not None:
-                return self._backlog.refused(slot, request.request_id, reason)
-            self._backlog.classify(slot, request)
+        if decision is not None:
+            deferred = isinstance(decision, Defer)
+            if isinstance(decision, Refuse):
+                return self._backlog.refused(slot, request.request_id, RejectReason.ADMISSION_REFUSED)
+            if isinstance(decision, Ready) and self._admission.pin(slot, decision.placement):
+                request = self._requests.request(slot)
+                reason = self._placement.refusal(request, row.arrival_ns)
+                if reason is not None:
+                    return self._backlog.refused(slot, request.request_id, reason)
+                self._backlog.classify(slot, request)
         if row.may_wait:
             kind = self._backlog.limit_hit(slot, &current, &bound)
             if kind != LIMIT_NONE:
@@ -83,9 +85,12 @@ cdef class Forecast:
         cdef bint runs
         if self._placement.in_grace(request, self._requests.rows[slot].arrival_ns):
             return False
-        queue.push(slot, self._requests.rows[slot].pin)
-        runs = queue.candidate(runs_now, <void*>self._placement) == slot
-        queue.remove(slot)
+        if queue.size == 0:
+            runs = runs_now(<void*>self._placement, self._requests.rows[slot].class_index, slot)
+        else:
+            queue.push(slot, self._requests.rows[slot].pin)
+            runs = queue.candidate(runs_now, <void*>self._placement) == slot
+            queue.remove(slot)
         if self._placement.failure is not None:
             raise self._placement.failure
         return runs

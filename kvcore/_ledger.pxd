@@ -66,7 +66,6 @@ cdef class Ledger:
 
     cdef int _set_thresholds(self, list thresholds) except -1
     cdef void _rate(self, slot_t rank) noexcept
-    cdef void _count(self, slot_t rank, int32_t by, ns_t now_ns) noexcept nogil
     cdef void _recount(self, slot_t rank, tokens_t before, ns_t now_ns) noexcept nogil
     cdef void _stand(self, slot_t rank, int32_t by) noexcept nogil
     cdef void _changed(self, slot_t rank) noexcept nogil

@@ -395,20 +395,6 @@ cdef class Ledger:
 
     # Inside.
 
-    cdef void _count(self, slot_t rank, int32_t by, ns_t now_ns) noexcept nogil:
-        """Count a rank in (by 1) or out (by -1) of the free ones, per pair that it is not busy for at that time."""
-        cdef load_t* load = &self.loads[rank]
-        cdef const int64_t* calm = &self._calm[rank * self.pairs]
-        cdef int64_t tokens
-        cdef slot_t pair
-        if self.pairs == 0 or load.taints == NO_SLOT or load.state != RANK_OPEN:
-            return
-        tokens = load_tokens(load, now_ns)
-        for pair in range(self.pairs):
-            if tokens <= calm[pair]:
-                self.free[pair] += by
-                self.free_of[load.taints * self.pairs + pair] += by
-
     cdef void _recount(self, slot_t rank, tokens_t before, ns_t now_ns) noexcept nogil:
         """Its prefill load was `before`: count a rank in or out where it has crossed a bound since."""
         cdef load_t* load = &self.loads[rank]
@@ -426,12 +412,20 @@ cdef class Ledger:
                 self.free_of[load.taints * self.pairs + pair] += by
 
     cdef void _stand(self, slot_t rank, int32_t by) noexcept nogil:
-        """Count a rank, if it is present, in or out of all counters."""
+        """Count a rank, if it is present, in or out of all counters: of the free ones per pair it is not busy for."""
         cdef load_t* load = &self.loads[rank]
-        if load.taints != NO_SLOT:
-            self.in_state[load.state] += by
-            self.in_state_of[load.taints * RANK_STATES + load.state] += by
-            self._count(rank, by, self.now_ns)
+        cdef tokens_t tokens
+        cdef slot_t pair
+        if load.taints == NO_SLOT:
+            return
+        self.in_state[load.state] += by
+        self.in_state_of[load.taints * RANK_STATES + load.state] += by
+        if load.state == RANK_OPEN and self.pairs:
+            tokens = load_tokens(load, self.now_ns)
+            for pair in range(self.pairs):
+                if tokens <= self._calm[rank * self.pairs + pair]:
+                    self.free[pair] += by
+                    self.free_of[load.taints * self.pairs + pair] += by
 
     cdef void _changed(self, slot_t rank) noexcept nogil:
         if not self.loads[rank].dirty:

@@ -4,7 +4,7 @@ A part of the ledger, apart for its length. Bookings are made anew by `book`, in
 gives them and their ranks what has come of them since. Invariants are the ledger's.
 """
 from kvcore._active cimport pair_t
-from kvcore._load cimport booking_t, load_t, output_weight
+from kvcore._load cimport booking_t, load_t, load_tokens, output_weight
 from kvcore._types cimport FRACTION_ONE, NO_SLOT
 
 
@@ -42,12 +42,12 @@ cdef void resume_load(
     reported, foreign: prefill tokens, blocks, requests.
     """
     cdef load_t* load = &ledger.loads[rank]
-    ledger._count(rank, -1, ledger.now_ns)
+    cdef tokens_t before = load_tokens(load, ledger.now_ns)
     if load.fifo_first != NO_SLOT:
         load.anchor_ns = anchor_ns
     load.reported_sequence = sequence
     load.reported_prefill = reported[0]
     load.reported_blocks = reported[1]
     load.reported_requests = reported[2]
-    ledger._count(rank, 1, ledger.now_ns)
+    ledger._recount(rank, before, ledger.now_ns)
     ledger._set_foreign(rank, foreign[0], foreign[1], foreign[2])

@@ -14,13 +14,12 @@ from cpython.ref cimport PyObject
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy
 from kvcore._heap cimport heap_free, heap_init, heap_push, heap_remove, heap_reserve, key_t
-from kvcore._types cimport NEVER_NS, NO_SLOT, ceil_div, resize
+from kvcore._types cimport NEVER_NS, NO_SLOT, ceil_div, read_uint64, resize
 from kvcore.request cimport Request, prompt_blocks
 
 cdef extern from "Python.h":
     Py_ssize_t PyTuple_GET_SIZE(object items) noexcept
     PyObject* PyTuple_GET_ITEM(object items, Py_ssize_t i) noexcept
-    unsigned long hash_of "PyLong_AsUnsignedLong"(PyObject* value) noexcept
 
 
 cdef class RequestTable:
@@ -425,4 +424,4 @@ cdef void _copy(tuple blocks, uint64_t* path) noexcept:
     """The hashes of a tuple, which have been checked."""
     cdef Py_ssize_t i
     for i in range(PyTuple_GET_SIZE(blocks)):
-        path[i] = hash_of(PyTuple_GET_ITEM(blocks, i))
+        read_uint64(PyTuple_GET_ITEM(blocks, i), &path[i])

@@ -1,4 +1,5 @@
 # C vocabulary of the core. Every module of kvcore may cimport this file; it cimports nothing of kvcore.
+from cpython.ref cimport PyObject
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 from libc.stdlib cimport realloc
 
@@ -21,6 +22,46 @@ cdef extern from *:
     const int64_t NEVER_NS "KV_NEVER_NS"           # later than any time: no deadline, no timer
     const int64_t NS_END "KV_NS_END"               # times are below it
     const bint DEBUG_CHECKS "KVCORE_DEBUG"         # invariant checks are compiled in iff 1
+
+cdef extern from *:
+    """
+    #include <stdint.h>
+    /* The fields of an int are read where their layout is known: a prompt names dozens of blocks, and the calls of
+       Python's library cost as much as looking the blocks up. */
+    static inline int kv_read_uint64(PyObject* value, uint64_t* number) {
+    #if PYLONG_BITS_IN_DIGIT == 30 && PY_VERSION_HEX < 0x030F0000 && CYTHON_COMPILING_IN_CPYTHON
+    #if PY_VERSION_HEX >= 0x030C0000
+        const digit* digits = ((PyLongObject*)value)->long_value.ob_digit;
+        uintptr_t tag = ((PyLongObject*)value)->long_value.lv_tag;
+        Py_ssize_t size = (tag & 2) ? -1 : (Py_ssize_t)(tag >> 3);
+    #else
+        const digit* digits = ((PyLongObject*)value)->ob_digit;
+        Py_ssize_t size = Py_SIZE(value);
+    #endif
+        if (size == 3 && digits[2] < 16)
+            *number = (uint64_t)digits[2] << 60 | (uint64_t)digits[1] << 30 | digits[0];
+        else if (size == 2)
+            *number = (uint64_t)digits[1] << 30 | digits[0];
+        else if (size == 1)
+            *number = digits[0];
+        else if (size == 0)
+            *number = 0;
+        else
+            return 0;
+        return 1;
+    #else
+        unsigned long long found = PyLong_AsUnsignedLongLong(value);
+        if (found == (unsigned long long)-1 && PyErr_Occurred()) {
+            PyErr_Clear();
+            return 0;
+        }
+        *number = found;
+        return 1;
+    #endif
+    }
+    """
+    # Of an exact int. False: it is not 0..2^64-1; nothing is raised.
+    bint read_uint64 "kv_read_uint64"(PyObject* value, uint64_t* number) noexcept
 
 cdef enum:
     NO_SLOT = -1

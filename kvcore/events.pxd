@@ -8,8 +8,8 @@ cdef class Event:
     cdef readonly ns_t now_ns                  # never decreases from event to event
 
 
-@cython.final
 @cython.no_gc
+@cython.final
 cdef class RequestArrived(Event):
     cdef readonly Request request
 
@@ -38,8 +38,8 @@ cdef class PrefillCompleted(Event):
     cdef readonly int64_t attempt
 
 
-@cython.final
 @cython.no_gc
+@cython.final
 cdef class OutputBlockAdded(Event):
     cdef readonly str request_id
     cdef readonly int64_t attempt
@@ -66,8 +66,8 @@ cdef class OverlapRefreshed(Event):
     cdef readonly Overlap overlap              # or None
 
 
-@cython.final
 @cython.no_gc
+@cython.final
 cdef class RequestFinished(Event):
     cdef readonly str request_id
     cdef readonly int64_t attempt

@@ -33,9 +33,9 @@ cdef class SelectionWeights:
     cdef readonly double temperature
 
 
-@cython.final
 @cython.freelist(16)
 @cython.no_gc
+@cython.final
 cdef class Request:
     cdef readonly str request_id
     cdef readonly int64_t prompt_tokens        # 1..2^53

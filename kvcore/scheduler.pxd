@@ -65,7 +65,6 @@ cdef class Scheduler:
     cdef int _end(self, list out) except -1
     cdef int _check_owner(self) except -1
     cdef int _check_reader(self) except -1
-    cdef int _check_arrival(self, Request request) except -1
     cdef int _check_invariants(self) except -1
     cdef int _apply(self, Event event, list out) except -1
     cdef int _dispatch(self, Event event, list out) except -1

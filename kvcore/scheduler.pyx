@@ -15,7 +15,7 @@ Invariants: after a step no ready head is dispatchable (work conservation); a re
 raises after accept, and if something does, the scheduler is poisoned: every later step raises.
 """
 from libc.math cimport floor
-from kvcore._accept cimport accept, accept_one
+from kvcore._accept cimport accept, accept_one, accept_request
 from kvcore._placement cimport runs_now
 from kvcore._reload cimport threshold_pairs
 from kvcore._requests cimport STATE_DEFERRED, STATE_REFRESHING
@@ -354,17 +354,11 @@ cdef class Scheduler:
         lets an older request go first, the answer is that of one that waits, even if both would run in that step.
         """
         self._check_owner()
-        self._check_arrival(request)
+        accept_request(request, self.block_size)
         reason = self.arrivals.refusal(request)
         if reason is not None:
             return make_reject(request.request_id, reason, -1)
         return self.forecast.answer(request, self.fleet.ledger.now_ns)
-
-    cdef int _check_arrival(self, Request request) except -1:
-        """What `step` would say of its arrival now."""
-        cdef ns_t now_ns = self.fleet.ledger.now_ns
-        accept_one(RequestArrived(now_ns, request), 0, now_ns, self.block_size, self.policies)
-        return 0
 
     def explain(self, str request_id not None, /):
         """Where a request stands and why: an Explanation. O(ranks that it may use)."""
@@ -392,7 +386,7 @@ cdef class Scheduler:
         Raises InvalidEvent as `step` would. Books nothing: what it says holds until the next step.
         """
         self._check_owner()
-        self._check_arrival(request)
+        accept_request(request, self.block_size)
         return self.forecast.potential_loads(request, self.fleet.ledger.now_ns)
 
     def replica_facts(self):

@@ -278,3 +278,26 @@ def test_edges_are_accepted(event):
     scheduler = made()
     scheduler.step(event)
     assert scheduler.audit() == []
+
+
+EDGES = sorted({base + by for base in (2**30, 2**60, 2**63, 2**64) for by in (-2, -1, 0, 1)} | {0, 1, 2**15, 2**32})
+
+
+@pytest.mark.parametrize("block_hash", EDGES)
+def test_a_hash_is_read_whole_at_every_length_of_an_int(block_hash):
+    """The digits that Python keeps are read without its library: a lost bit would be another block."""
+    scheduler = made()
+    if block_hash > U64:
+        for event in (BlocksStored(NOW, 1, 0, 0, (block_hash,)), arrive(block_hashes=(block_hash,))):
+            with pytest.raises(InvalidEvent, match=str(block_hash)):
+                scheduler.step(event)
+        return
+    scheduler.step(BlocksStored(NOW, 1, 0, 0, (block_hash,)))
+    for other in EDGES:
+        if other <= U64:
+            request = Request("b", 17, block_hashes=(other,), sequence_hashes=())
+            assert scheduler.peek(request).overlap_blocks == (other == block_hash)
+    scheduler.step(BlocksRemoved(NOW, 1, 0, 0, (block_hash,)))
+    assert scheduler.peek(Request("b", 17, block_hashes=(block_hash,), sequence_hashes=())).overlap_blocks == 0
+    with pytest.raises(InvalidEvent, match=f"not {-block_hash or True}"):
+        scheduler.step(BlocksStored(NOW, 1, 0, 0, (-block_hash or True,)))
