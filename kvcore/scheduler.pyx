@@ -123,9 +123,11 @@ cdef class Scheduler:
         """Step every row of an array in order, each by itself: the same actions and state as `step` for each.
 
         records: array of EVENT_DTYPE, shape (n,). hashes: array of uint64 that rows point into. names: of policy
-        classes, which rows count from 1. See kvcore.records. Returns an array of ACTION_DTYPE, in order of emission.
+        classes, which rows count from 1; each that has ever been given is kept. See kvcore.records. Returns an array of
+        ACTION_DTYPE, in order of emission.
 
-        The interpreter lock is released; meanwhile no other thread can use this scheduler. Raises InvalidEvent as
+        The interpreter lock is released; meanwhile no other thread can use this scheduler, nor may it change the
+        arrays, which have been checked. Raises InvalidEvent as
         `step` would, with the index of the row, and then no row has been applied; ValueError where a live request has
         an id that no row can hold, or SchedulerConfig.replica is set.
         """
