@@ -32,10 +32,12 @@ cdef class ActiveBlocks:
 
     cdef int reserve(self, slot_t ranks) except -1
     cdef void name_rank(self, slot_t rank, uint64_t tag) noexcept
+    cdef int64_t entry(self, uint64_t hash, slot_t rank) noexcept nogil
     cdef int32_t find(self, uint64_t hash, slot_t rank) noexcept nogil
+    cdef pair_t* pair_at(self, int64_t at) noexcept nogil
     cdef int32_t acquire(self, uint64_t hash, slot_t rank) noexcept nogil
     cdef bint release(self, int32_t row) noexcept nogil   # True: the row is gone, do not read it
+    cdef bint release_at(self, int64_t hole) noexcept nogil
 
-    cdef int64_t _entry(self, uint64_t hash, slot_t rank) noexcept nogil
     cdef bint _rehash(self, int64_t size) noexcept nogil
     cdef void _shrink(self) noexcept nogil

@@ -48,11 +48,15 @@ cdef class ActiveBlocks:
 
     cdef int32_t find(self, uint64_t hash, slot_t rank) noexcept nogil:
         """The row of this pair, or NO_SLOT."""
-        return self._table[self._entry(hash, rank)].row
+        return self._table[self.entry(hash, rank)].row
+
+    cdef pair_t* pair_at(self, int64_t at) noexcept nogil:
+        """The pair of an entry that is in use."""
+        return &self.rows[self._table[at].row]
 
     cdef int32_t acquire(self, uint64_t hash, slot_t rank) noexcept nogil:
         """Count one reference of the rank to the block; returns the row. NO_SLOT: no memory, and all is as it was."""
-        cdef int64_t at = self._entry(hash, rank)
+        cdef int64_t at = self.entry(hash, rank)
         cdef int32_t row = self._table[at].row
         cdef int32_t capacity
         cdef pair_t* pair
@@ -67,7 +71,7 @@ cdef class ActiveBlocks:
         if (self.pairs + 1) * 3 > (self._mask + 1) * 2:
             if not self._rehash((self._mask + 1) * 2):
                 return NO_SLOT
-            at = self._entry(hash, rank)
+            at = self.entry(hash, rank)
         if self.index.enter(hash, rank) < 0:
             return NO_SLOT
         row = self._free
@@ -90,18 +94,19 @@ cdef class ActiveBlocks:
         return row
 
     cdef bint release(self, int32_t row) noexcept nogil:
-        """Drop one reference. True iff it was the last: the pair is gone, and its row must not be read any more.
+        """Drop one reference. True iff it was the last: the pair is gone, and its row must not be read any more."""
+        return self.release_at(self.entry(self.rows[row].hash, self.rows[row].rank))
 
-        Entries of the table behind it move up, so that no tombstone slows later look-ups.
-        """
+    cdef bint release_at(self, int64_t hole) noexcept nogil:
+        """The same by the entry of a pair. Entries behind it move up, so that no tombstone slows later look-ups."""
+        cdef int32_t row = self._table[hole].row
         cdef pair_t* pair = &self.rows[row]
         cdef pair_t* other
-        cdef int64_t hole, at, home
+        cdef int64_t at = hole
+        cdef int64_t home
         pair.count -= 1
         if pair.count:
             return False
-        hole = self._entry(pair.hash, pair.rank)
-        at = hole
         while True:
             at = (at + 1) & self._mask
             if self._table[at].row == NO_SLOT:
@@ -119,7 +124,7 @@ cdef class ActiveBlocks:
         self._shrink()
         return True
 
-    cdef int64_t _entry(self, uint64_t hash, slot_t rank) noexcept nogil:
+    cdef int64_t entry(self, uint64_t hash, slot_t rank) noexcept nogil:
         """The entry of a pair, or the empty one where it would be put."""
         cdef uint64_t key = key_of(hash, rank)
         cdef uint32_t tag = key >> 32
@@ -148,7 +153,7 @@ cdef class ActiveBlocks:
         for at in range(old_size):
             if old[at].row != NO_SLOT:
                 pair = &self.rows[old[at].row]
-                table[self._entry(pair.hash, pair.rank)] = old[at]
+                table[self.entry(pair.hash, pair.rank)] = old[at]
         free(old)
         return True
 

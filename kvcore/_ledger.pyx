@@ -312,11 +312,12 @@ cdef class Ledger:
         cdef slot_t rank = booking.rank
         cdef load_t* load = &self.loads[rank]
         cdef bint relieved = booking.prefilling and booking.prefill > 0
-        cdef int32_t i, row, weight
+        cdef int32_t i, weight
+        cdef int64_t at
         for i in range(booking.length - 1, -1, -1):
-            row = self.active.find(booking.path[i], rank)
-            weight = weight_of(self.bookings, &self.active.rows[row])
-            if self.active.release(row):
+            at = self.active.entry(booking.path[i], rank)
+            weight = weight_of(self.bookings, self.active.pair_at(at))
+            if self.active.release_at(at):
                 load.weight -= weight
                 load.held -= 1
         load.weight -= output_weight(booking)
