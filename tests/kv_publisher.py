@@ -9,10 +9,10 @@ from contextlib import ExitStack, contextmanager
 import trio
 import zmq
 from kv_engines import END_MESSAGE, Engine, answer_frames
-from live_trio import Record
 from kvcore.drivers.kvevents.feed import KvFeed, Patience, Source, open_feed
 from kvcore.drivers.kvevents.names import BlockNames
 from kvcore.drivers.trio import Router, open_scheduler
+from live_trio import Record
 
 from kvcore.config import SchedulerConfig
 from kvcore.request import WorkerConfig
