@@ -97,7 +97,12 @@ speedup_option = click.option(
               help="Tokens that one of the trace's block hashes stands for.  [default: 512]")
 @speedup_option
 @click.option("--concurrency", type=click.IntRange(1), metavar="N",
-              help="Closed loop: ignore the trace's times and keep N requests in flight.")
+              help="Ignore the trace's times and keep N requests in flight, whatever their sessions.")
+@click.option("--closed-loop", is_flag=True,
+              help="Sessions wait for their answers: a turn arrives its recorded pause (delay, think or tool time) "
+                   "after the answer that it continues and the sub-agents that it waited for are complete here. Only "
+                   "requests that wait for none arrive at the trace's times. Turns that continue a rejected or evicted "
+                   "request never arrive: they are counted as abandoned.")
 @click.option("--seed", type=int, default=0, show_default=True, metavar="S",
               help="Seed of class draws and of the scheduler's tie-breaks.")
 @click.option("--limit", type=click.IntRange(1), metavar="N", help="Stop after the first N requests.")
@@ -129,6 +134,7 @@ def replay_command(**options: Any) -> None:
           --classes premium=0.2,regular=0.8
       kvcore replay azure.csv --queue-policy wspt --queue-threshold 0.5 --speedup 2.5
       kvcore replay burstgpt.csv --concurrency 64 --json - | jq .requests
+      kvcore replay agents.jsonl.gz --workers 4 --closed-loop --csv turns.csv
       kvcore replay azure.csv --report azure.html --figures azure-figures
     """
     from .replay_run import Options, run
