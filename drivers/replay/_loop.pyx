@@ -126,7 +126,7 @@ cdef class Loop:
         live.index = self.table.append(row.file_index, row.row, now_ns, row.prompt_tokens, row.output_tokens)
         live.row, live.parked = row, -1
         if row.session_id is not None:
-            self.table.cells(live.index)[SESSION] = self.sessions.told(live.index, row.file_index, row.session_id)
+            self.table.cells(live.index)[SESSION] = self.sessions.told(row.file_index, row.session_id)
         self.live[request_id] = live
         return RequestArrived(now_ns, Request(
             request_id, row.prompt_tokens, policy_class, row.strict_priority, row.priority,

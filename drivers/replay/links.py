@@ -12,25 +12,37 @@ __all__ = ["NamedRows", "Span", "linked"]
 
 
 class NamedRows:
-    """The rows of a file that name themselves by a request_id. Memory: an entry for each of them."""
+    """The rows of a file that name themselves by a request_id. Memory: an entry for each of them, and each session."""
 
     def __init__(self) -> None:
         self._rows: dict[str, tuple[int, int]] = {}  # request_id -> (row, time_ns)
+        self._last: dict[str, tuple[int, int]] = {}  # session_id -> the same
 
     def resolved(self, row: int, facts: RowFacts) -> RowFacts:
-        """The facts of a row with the numbers of the rows that it waits for.
+        """The facts of a row with the numbers of the rows that it waits for, where it has a request_id or says so.
 
         Raises Unusable if it waits for what does not stand before it, in the file and in time.
         """
-        links = facts[9]
-        if links is None or links[2] is not None:
+        time_ns, session, links = facts[0], facts[4], facts[9]
+        if links is None:
+            if session is not None:
+                self._last[session] = (row, time_ns)
             return facts
-        request_id, awaited, _ = links
-        after = None if awaited is None else tuple(self._row(other, facts[0]) for other in awaited)
+        request_id, awaited, after = links
+        if after is not None:
+            return facts
+        if awaited is not None:
+            after = tuple(self._row(other, time_ns) for other in awaited)
+        elif session is None or session not in self._last:
+            after = ()
+        elif self._last[session][1] <= time_ns:
+            after = (self._last[session][0],)
         if request_id is not None:
             if request_id in self._rows:
                 raise Unusable(f"request_id {request_id!r} stands in row {self._rows[request_id][0]} too")
-            self._rows[request_id] = (row, facts[0])
+            self._rows[request_id] = (row, time_ns)
+        if session is not None:
+            self._last[session] = (row, time_ns)
         return (*facts[:9], None if after is None else (None, None, after))
 
     def _row(self, request_id: str, time_ns: int) -> int:

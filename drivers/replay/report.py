@@ -224,7 +224,7 @@ def _csv_lines(result: ReplayResult, paths: Sequence[str]) -> Iterator[list[list
     names = [item.name for item in result.profile.classes] + [""]  # class_index -1 is the last
     outcomes = [outcome.name.lower() for outcome in RunOutcome]
     reasons = [""] + [reason.name for reason in RejectReason]
-    sessions = _session_names(result)
+    sessions = result.sessions.names()
     for chunk in result.table.blocks(_CSV_CHUNK):
         columns: dict[str, list[int]] = {name: _column(chunk, name).tolist() for name in COLUMNS}
         times = [[None if value < 0 else value for value in column.tolist()] for column in latencies_ns(chunk).values()]
@@ -249,9 +249,3 @@ def _csv_lines(result: ReplayResult, paths: Sequence[str]) -> Iterator[list[list
                 strict=True,
             )
         ]
-
-
-def _session_names(result: ReplayResult) -> Iterator[str]:
-    """Of the requests that have one, in order of the table."""
-    for _, name in result.sessions.names():
-        yield name

@@ -44,20 +44,19 @@ class SessionNames:
     def __init__(self) -> None:
         self._names = Spool(_MEMORY_BYTES)
 
-    def told(self, index: int, file_index: int, session_id: str) -> int:
-        """Note the session of the request at this position of the table, and return its tag: 1 .. 2^63-1."""
-        self._names.append(json.dumps([index, session_id]).encode() + b"\n")
+    def told(self, file_index: int, session_id: str) -> int:
+        """Note the session of a request that has arrived, and return its tag: 1 .. 2^63-1."""
+        self._names.append(json.dumps(session_id).encode() + b"\n")
         digest = hashlib.blake2b(f"{file_index}:{session_id}".encode(), digest_size=8).digest()
         return max(1, int.from_bytes(digest, "little") >> 1)
 
-    def names(self) -> Iterator[tuple[int, str]]:
-        """(position in the table, session_id) of each request that has one, in order."""
+    def names(self) -> Iterator[str]:
+        """session_id of each request that has one, in order of the table."""
         cut = b""
         for place in range(0, self._names.end, _READ_BYTES):
             *lines, cut = (cut + self._names.read(place, _READ_BYTES)).split(b"\n")
             for line in lines:
-                index, session_id = json.loads(line)
-                yield index, session_id
+                yield json.loads(line)
 
 
 #: What is added up of a session: requests, completed ones, tokens served, queue waits and how many there are, times in

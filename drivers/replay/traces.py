@@ -218,7 +218,7 @@ class TraceStream:
                 time_ns = facts[0]
                 if time_ns < given_ns:
                     raise Unusable(f"more than {rows_max} rows late: it belongs before a row already replayed")
-                if facts[9] is not None:
+                if facts[9] is not None or facts[4] is not None:
                     facts = source.resolved(row, facts)
             except Unusable as error:
                 self._skip(source.file, line, error.reason)
