@@ -14,10 +14,16 @@ WORKERS_MAX = 65_536
 
 #: What `--help` says of each format; the reader knows which there are.
 _FORMATS = {
-    "mooncake": "JSON lines with timestamp (ms), input_length, output_length, hash_ids; class, priorities optional",
+    "mooncake": "JSON lines with timestamp (ms), input_length, output_length, hash_ids; session_id, delay (ms), "
+                "request_id, wait_for, class and priorities optional",
     "azure": "CSV with TIMESTAMP, ContextTokens, GeneratedTokens",
     "burstgpt": "CSV with Timestamp (s), Request tokens, Response tokens",
     "vidur": "CSV with arrived_at (s), num_prefill_tokens, num_decode_tokens (also called splitwise)",
+    "bailian": "JSON lines with timestamp (s), input_length, output_length, hash_ids, chat_id, parent_chat_id (Qwen)",
+    "dynamo": "JSON lines of Dynamo's request traces v1, with the sessions of agents",
+    "weka": "JSON of one agent's session with its sub-agents: t (s), in, out, hash_ids, api_time",
+    "otel": "JSON of OpenTelemetry GenAI spans; tokens that spans do not count are estimated, one for four bytes",
+    "llmservingsim": "JSON lines with input_toks, output_toks, arrival_time_ns, or sub_requests with tool_duration_ns",
 }
 
 
@@ -94,7 +100,8 @@ speedup_option = click.option(
 @click.option("--block-size", type=click.IntRange(1), metavar="N",
               help="Tokens per KV block.  [default: as in the trace, 16 if it has no block hashes]")
 @click.option("--trace-block-size", type=click.IntRange(1), metavar="N",
-              help="Tokens that one of the trace's block hashes stands for.  [default: 512]")
+              help="Tokens that one of the trace's block hashes stands for.  [default: as the file says, else 512; "
+                   "bailian 16]")
 @speedup_option
 @click.option("--concurrency", type=click.IntRange(1), metavar="N",
               help="Ignore the trace's times and keep N requests in flight, whatever their sessions.")

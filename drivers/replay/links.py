@@ -111,9 +111,8 @@ def _awaited(agents: dict[str, _Agent], agent: _Agent, span: Span) -> list[int]:
     if own:
         agent.base = max(own)[1]
     first = agent.base if agent.base is not None else _started_by(agents, agent, span)
-    after = [] if first is None else [first]
-    after += [row for _, row in own if row != first]
-    for name in agent.children:
+    after = [] if first is None else [first, *(row for _, row in own)]
+    for name in agent.children if after else ():
         child = agents[name]
         if not child.joined and child.ended and child.last_end_ns <= span.start_ns:
             child.joined = True
@@ -121,7 +120,7 @@ def _awaited(agents: dict[str, _Agent], agent: _Agent, span: Span) -> list[int]:
     agent.open = [entry for entry in agent.open if entry[0] > span.start_ns]
     for entries in (agent.open, agent.ended):
         entries.insert(bisect_right(entries, (span.end_ns, span.row)), (span.end_ns, span.row))
-    return after
+    return list(dict.fromkeys(after))
 
 
 def _started_by(agents: dict[str, _Agent], agent: _Agent, span: Span) -> int | None:

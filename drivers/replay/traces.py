@@ -112,7 +112,7 @@ class _Source:
 class TraceStream:
     """The rows of one or several traces in order of arrival: iterable once, TraceRow by TraceRow.
 
-    block_size: tokens per block of every block_hashes.
+    block_size: tokens per block of every block_hashes. hashed: some file has a format with block ids.
     formats: of each file, in the order of the paths.
     read: data rows seen so far, skipped ones included. Rows that wait in the reorder window are seen already, so that
         with a limit it can exceed the rows given out.
@@ -129,6 +129,7 @@ class TraceStream:
         self, sources: list[_Source], formats: tuple[str, ...], block_size: int, skip_bad: bool, limit: int | None
     ) -> None:
         self.block_size = block_size
+        self.hashed = any(name in BLOCK_SIZES or name in READ_WHOLE - {"llmservingsim"} for name in formats)
         self.formats = formats
         self.read = 0
         self.skipped = 0
