@@ -202,7 +202,9 @@ def _print(figures: dict[str, Any]) -> None:
                    f"{figures['block_size']} tokens were seen before, by {prefixes['sharing_requests']:,} requests")
     if sessions is not None:
         click.echo(f"sessions   {sessions['count']:,} of {sessions['mean']:.1f} requests on average, "
-                   f"{sessions['max']:,} at most" + _pauses(sessions))
+                   f"{sessions['max']:,} at most")
+        if sessions["delay_ns"] is not None:
+            click.echo(_pauses(sessions["delay_ns"], sessions["joining_requests"]))
     if figures["classes"] is not None:
         click.echo("classes    " + ", ".join(f"{name} {count:,}" for name, count in figures["classes"].items()))
     click.echo()
@@ -211,11 +213,10 @@ def _print(figures: dict[str, Any]) -> None:
     console.print(_table(figures))
 
 
-def _pauses(sessions: dict[str, Any]) -> str:
-    delays, joins = sessions["delay_ns"], sessions["joining_requests"]
-    told = "" if delays is None else (
-        f"; pauses of {delays['p50'] / SECOND_NS:,.3f} s at the median, {delays['max'] / SECOND_NS:,.3f} s at most")
-    return told + (f"; {joins:,} requests wait for several" if joins else "")
+def _pauses(delays: dict[str, Any], joins: int) -> str:
+    several = f"; of those that wait for several others: {joins:,}" if joins else ""
+    return (f"pauses     {delays['p50'] / SECOND_NS:,.3f} s at the median, {delays['max'] / SECOND_NS:,.3f} s at most, "
+            f"before {delays['count']:,} requests{several}")
 
 
 def _table(figures: dict[str, Any]) -> Table:
