@@ -8,8 +8,8 @@ from libc.stdint cimport int32_t, int64_t
 
 from kvcore.actions cimport Dispatch, Evict, Park, Reject
 from kvcore.drivers.replay._table cimport (
-    CACHED_TOKENS, CLASS_INDEX, ENGINE_CACHED_TOKENS, FINISH_NS, FIRST_TOKEN_NS, OUTCOME, FILE_INDEX, PREEMPTIONS, REASON, ROW,
-    SESSION, WAIT_NS, WORKER, RequestTable,
+    CACHED_TOKENS, CLASS_INDEX, ENGINE_CACHED_TOKENS, FILE_INDEX, FINISH_NS, FIRST_TOKEN_NS, OUTCOME, PREEMPTIONS,
+    REASON, ROW, SESSION, WAIT_NS, WORKER, RequestTable,
 )
 from kvcore.drivers.replay.rows cimport TraceRow
 
@@ -40,9 +40,9 @@ cdef class _Live:
 cdef class Loop:
     """One run.
 
-    core: a Scheduler, or what stands in for one. fleet: a Fleet. arrivals: OpenLoop, ClosedLoop or SessionLoop. draw: the
-    class of a row that names none, from its file number and row number; None: it has none. sessions: the SessionNames
-    to which those of rows are told. classes: of the profile. tap: see simulate.simulate.
+    core: a Scheduler, or what stands in for one. fleet: a Fleet. arrivals: OpenLoop, ClosedLoop or SessionLoop.
+    draw: the class of a row that names none, from its file number and row number; None: it has none. sessions: the
+    SessionNames to which those of rows are told. classes: of the profile. tap: see simulate.simulate.
     """
     cdef readonly object core
     cdef readonly object fleet

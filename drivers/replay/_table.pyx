@@ -110,7 +110,8 @@ cdef class RequestTable:
         cells = self.chunks[chunk] + index % CHUNK * WIDTH
         cells[FILE_INDEX], cells[ROW], cells[ARRIVAL_NS] = file_index, row, arrival_ns
         cells[PROMPT_TOKENS], cells[OUTPUT_TOKENS] = prompt_tokens, output_tokens
-        cells[OUTCOME] = cells[REASON] = cells[CACHED_TOKENS] = cells[ENGINE_CACHED_TOKENS] = cells[PREEMPTIONS] = cells[SESSION] = 0
+        cells[OUTCOME] = cells[REASON] = cells[CACHED_TOKENS] = cells[ENGINE_CACHED_TOKENS] = 0
+        cells[PREEMPTIONS] = cells[SESSION] = 0
         cells[CLASS_INDEX] = cells[WORKER] = cells[WAIT_NS] = cells[FIRST_TOKEN_NS] = cells[FINISH_NS] = -1
         self.unended[chunk] += 1
         self.n += 1

@@ -109,8 +109,9 @@ class _Weka:
         self._session, self._size, self._block_size = session, size, block_size
         self._row = 0
 
-    def rows(self, entries: list[Any], path: str = "requests", base_ns: int = 0, agent: str = "", parent: str | None = None
-             ) -> Iterator[Found | Item]:
+    def rows(
+        self, entries: list[Any], path: str = "requests", base_ns: int = 0, agent: str = "", parent: str | None = None,
+    ) -> Iterator[Found | Item]:
         """Those of an agent, whose times count from base_ns; those of its sub-agents where they stand."""
         for place, entry in enumerate(entries):
             where = f"{path}[{place}]"
@@ -166,8 +167,8 @@ def _end_ns(entries: list[Any], place: int, start_ns: int) -> int:
     entry = entries[place]
     if entry.get("api_time") is not None:
         return start_ns + _number_ns(entry, "api_time", 9)
-    following = next((other for other in entries[place + 1 :] if type(other) is dict and other.get("type") != "subagent"),
-                     None)
+    later = (other for other in entries[place + 1 :] if type(other) is dict and other.get("type") != "subagent")
+    following = next(later, None)
     if following is None or following.get("think_time") is None:
         return start_ns
     took_ns = _number_ns(following, "t", 9) - _number_ns(entry, "t", 9) - _number_ns(following, "think_time", 9)

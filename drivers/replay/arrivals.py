@@ -20,7 +20,8 @@ class FittingRows:
     """Rows that some worker can hold. unfit: how many others were left out.
 
     kv_tokens: what the KV cache of a worker holds. paths: names of the files, for error texts.
-    left_out: told of each of those. Raises while iterating: InvalidTrace for a row that fits no worker, unless skip_unfit.
+    left_out: told of each of those.
+    Raises while iterating: InvalidTrace for a row that fits no worker, unless skip_unfit.
     """
 
     left_out: Callable[[TraceRow], None] | None = None

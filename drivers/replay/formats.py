@@ -1,7 +1,8 @@
 """The trace formats: which one a file is, and one parser of rows for each; those of agents have readers (agentic.py).
 
 A parser takes the bytes of one data line and returns RowFacts or raises Unusable; it holds no state beyond the header's
-column positions and, for bailian, the chats so far. What each format makes of odd input stands in the docstring of traces.py.
+column positions and, for bailian, the chats so far. What each format makes of odd input stands in the docstring of
+traces.py.
 """
 
 from __future__ import annotations

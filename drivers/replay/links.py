@@ -1,4 +1,4 @@
-"""Which requests of a trace wait for which: by the ids that rows name, or by the times that requests began and ended."""
+"""Which requests of a trace wait for which: by the ids that rows name, or by the times that they began and ended."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class _Agent:
 
 
 def linked(spans: Sequence[Span]) -> dict[int, tuple[tuple[int, ...], int | None]]:
-    """Of each row: the rows that it waits for, in the sense of TraceRow.after, and its delay_ns, None if it waits for none.
+    """Of each row: the rows that it waits for, in the sense of TraceRow.after, and its delay_ns (None: for none).
 
     A request waits for what had ended when it began: it continues the request of its agent that ended last, or, as the
     first one of a sub-agent, that of the agent that started it; and it waits for its agent's other requests that nobody

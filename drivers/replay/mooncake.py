@@ -1,4 +1,4 @@
-"""The Mooncake format: one JSON object a line, block ids that are local to their file; and what other JSON has in common.
+"""The Mooncake format: one JSON object a line, block ids that are local to their file. Other JSON reads values alike.
 
 mooncake_parser reads and checks a row; block_namer turns its ids into names that hold beyond the file. They are apart
 because names take five times the memory of ids: rows wait in the reorder window unnamed.

@@ -1,8 +1,8 @@
 """OpenTelemetry GenAI spans in a JSON document: requests with the text of their messages instead of counts of tokens.
 
 Counts stand in gen_ai.usage.* where a span has them. Where it has not, they are estimated from the text: a token for
-every four bytes of UTF-8, begun ones included, which is what common tokenizers come to in English. Only estimated prompts
-name their blocks, by the text up to the end of each, so that prompts share what their texts share.
+every four bytes of UTF-8, begun ones included, which is what common tokenizers come to in English. Only estimated
+prompts name their blocks, by the text up to the end of each, so that prompts share what their texts share.
 """
 
 from __future__ import annotations

@@ -51,7 +51,8 @@ def ratio(part: int | Fraction, whole: int | Fraction) -> float | None:
 def summarize(result: ReplayResult) -> dict[str, Any]:
     """All numbers of a replay that do not depend on the machine, as JSON values.
 
-    requests: completed, rejected, evicted and, in a closed loop of sessions, abandoned ones; what was read and skipped before is for the caller to add.
+    requests: completed, rejected, evicted and, in a closed loop of sessions, abandoned ones; what was read and skipped
+        before is for the caller to add.
     classes: one entry per class of the profile that had requests, in its order, then one named None for requests that
         ended before they had a class. total: the same numbers over all requests, without shares.
     sessions: see sessions.py; None if no request has one.

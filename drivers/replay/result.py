@@ -32,8 +32,8 @@ class RunOutcome(IntEnum):
 
 #: Columns of RequestTable. class_index: as the core decided, -1 if it never did. reason: RejectReason or 0. worker: -1
 #: if it never ran. wait_ns, first_token_ns, finish_ns: -1 until known; the last two are absolute. cached_tokens: what
-#: the core expected at dispatch. engine_cached_tokens: what the engine found when it first ran the prompt. session: tag of
-#: the session (sessions.SessionNames), 0 if it has none.
+#: the core expected at dispatch. engine_cached_tokens: what the engine found when it first ran the prompt. session: tag
+#: of the session (sessions.SessionNames), 0 if it has none.
 COLUMNS = _table.COLUMNS
 WIDTH = len(COLUMNS)
 
@@ -78,8 +78,9 @@ def shares_of(
 class ReplayResult:
     """A finished replay. Nothing in it depends on the machine or on wall-clock time.
 
-    unfit: rows left out because no worker could ever hold them. abandoned: turns that never arrived, because a request
-        that they continue did not complete; None if the sessions were not in a closed loop. sessions: their names. start_ns, end_ns: first arrival, last instant.
+    unfit: rows left out because no worker could ever hold them. start_ns, end_ns: first arrival, last instant.
+    abandoned: turns that never arrived, because a request that they continue did not complete; None if the sessions
+        were not in a closed loop. sessions: their names.
     workers: the engine's counters by worker, see Fleet.counters.
     events, steps: facts stepped into the core, and batches. ignored: facts that the core called stale.
     contended: uncached tokens dispatched while several classes had parked requests: per set of such classes (bit i =

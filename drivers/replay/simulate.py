@@ -12,7 +12,8 @@ the instant at which one ends, in the batch that holds its RequestFinished, or i
 Closed loop of sessions: a turn arrives its delay after what it waits for has ended here, see turns.SessionLoop.
 
 Memory: what is live, the blocks that the workers and the core's index hold, and a table of 128 bytes a request, which
-moves to a temporary file as it grows (_table), as the trace itself does in a closed loop of sessions. The loop itself is compiled (_loop).
+moves to a temporary file as it grows (_table), as the trace itself does in a closed loop of sessions (turns). The loop
+itself is compiled (_loop).
 """
 
 from __future__ import annotations

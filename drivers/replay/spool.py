@@ -1,4 +1,4 @@
-"""Bytes that are appended, written over and read at any place: in memory while they are few, then in a temporary file."""
+"""Bytes that are appended, written over and read anywhere: in memory while they are few, then in a temporary file."""
 
 from __future__ import annotations
 

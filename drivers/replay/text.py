@@ -115,15 +115,16 @@ def _sessions(sessions: dict[str, Any]) -> list[str]:
     """Sessions of all classes; JSON tells them apart."""
     turns, lasted, wait = sessions["requests"], sessions["duration_ns"], sessions["mean_queue_wait_ns"]
     lines = [
-        f"sessions   {sessions['sessions']:,}, {sessions['completed']:,} completed; {turns['p50']:,} requests each at the "
-        f"median, {turns['max']:,} at most",
+        f"sessions   {sessions['sessions']:,}, {sessions['completed']:,} completed; {turns['p50']:,} requests each at "
+        f"the median, {turns['max']:,} at most",
         "           from first arrival to last answer " + _spread(lasted),
         "           mean queue wait " + _spread(wait),
     ]
     if sessions["slowdown"]["count"]:
         slowdown = ", ".join(f"{key} {sessions['slowdown'][key]:.3f}" for key in ("p50", "p99", "max"))
-        index = "" if sessions["jain_index"] is None else f"; Jain's index of service rates {sessions['jain_index']:.3f}"
-        lines.append(f"           slowdown by queueing {slowdown}{index}")
+        index = sessions["jain_index"]
+        fair = "" if index is None else f"; Jain's index of service rates {index:.3f}"
+        lines.append(f"           slowdown by queueing {slowdown}{fair}")
     return lines
 
 

@@ -26,10 +26,10 @@ Sessions
     session. In dynamo, weka and otel, where requests have ends, it is what had ended when a request began (links.py).
 
 Time
-    Exact to the nanosecond; finer digits round half to even. 0 .. 2^62-1 ns on the file's own clock (azure: since 1970,
-    UTC where no offset is written). Relative formats count from their own zero. azure, dynamo and otel are placed so that
-    the earliest first row among them stands at that zero. Rows are merged by (time, file, row), and the first row of the
-    merged stream has arrival_ns 0.
+    Exact to the nanosecond; finer digits round half to even. 0 .. 2^62-1 ns on the file's own clock (azure, dynamo and
+    otel: since 1970, UTC where no offset is written). Relative formats count from their own zero. The others are placed
+    so that the earliest first row among them stands at that zero. Rows are merged by (time, file, row), and the first
+    row of the merged stream has arrival_ns 0.
     A row may stand up to REORDER_ROWS rows late in its file; one that belongs before a row already given out is bad.
     A first timestamp above 0 and calendar milliseconds in a mooncake file are fine; a negative time is a bad row.
 
@@ -38,15 +38,17 @@ Bad rows
     of thousands of digits, an exponent that no decimal holds); a missing or null required field; a bool, string or
     fraction where an integer is meant, 600.0 included; tokens outside 1..2^53, so that a zero output is one (in
     BurstGPT it marks a failed request); a text field that is empty, no string or holds a lone surrogate; priority not
-    finite; a request_id that another row has, a wait_for that names none before it; more or fewer hash_ids than input_length needs; an id outside 0..2^64-1; more than 2^20 block names.
+    finite; a request_id that another row has, a wait_for that names none before it; more or fewer hash_ids than
+    input_length needs; an id outside 0..2^64-1; more than 2^20 block names.
     CSV: a wrong number of fields, a quoted field that does not end on its line, `Total tokens` that is no sum, more
     than nine digits of fraction, the 60th second.
     In JSON documents a bad entry is one bad row, named by its place in the document; times and tokens as above.
     Any format: a NUL byte, a carriage return inside the line, a line over 16 MiB, a last line that is cut.
 Bad files
     Empty; only blank lines; a header alone; UTF-16 or UTF-32; carriage returns alone as line ends; a Git LFS pointer;
-    other archives; one JSON array; a weka or otel file that is not one JSON object of 256 MiB at most; a header without the needed columns or separated by semicolons; a vidur file without
-    times; a format that is not told; a directory; whatever the system refuses, also while reading.
+    other archives; one JSON array; a weka or otel file that is not one JSON object of 256 MiB at most; a header without
+    the needed columns or separated by semicolons; a vidur file without times; a format that is not told; a directory;
+    whatever the system refuses, also while reading.
     A gzip stream that is cut or damaged is one bad row without a line: with skip_bad the rows before it count, and so
     do rows that a damaged stream yields until its check fails; they may be garbled.
 Accepted

@@ -33,7 +33,7 @@ _ROOTS_READ = 4096
 class _Turns:
     """The requests of a trace, each with those that wait for it.
 
-    Memory while the trace is read: 8 bytes a row, and an entry for each session. Afterwards: up to _MEMORY_BYTES a file.
+    Memory while the trace is read: 8 bytes a row, and an entry for each session. Always: up to _MEMORY_BYTES a file.
     """
 
     def __init__(self, rows: FittingRows) -> None:
@@ -111,8 +111,8 @@ class _Turns:
 class SessionLoop:
     """First turns arrive at the times of the trace, the others after what they wait for, pauses included.
 
-    A turn without a delay arrives when the trace has it, or when what it waits for has ended, if that is later. Times and
-    delays are divided by `ratio`. Requests of one instant arrive by (file, row).
+    A turn without a delay arrives when the trace has it, or when what it waits for has ended, if that is later. Times
+    and delays are divided by `ratio`. Requests of one instant arrive by (file, row).
     A request that does not complete takes with it the turns that continue it, directly or not: they never arrive.
     abandoned: how many. A turn that waits for several continues one of them; for the others it is enough to end.
     Memory: what _Turns keeps, and some numbers for each turn of which something that it waits for has ended.
@@ -163,7 +163,7 @@ class SessionLoop:
 
     def _release(self, place: int, broken: bool, now_ns: int) -> bool:
         """Of those that a request waits for one has ended. Returns whether this is why it will never arrive."""
-        first, waits, file_index, row, arrival_ns, delay_ns, _ = self._turns.head(place)
+        _, waits, file_index, row, arrival_ns, delay_ns, _ = self._turns.head(place)
         left, abandoned = self._waiting.pop(place, (waits, False))
         if left > 1:
             self._waiting[place] = (left - 1, abandoned or broken)

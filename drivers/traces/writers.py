@@ -36,8 +36,8 @@ class TraceWriter:
 
     lost: what the format has no place for -> in how many rows it stood. written: rows so far.
     several: the rows come from several files, whose sessions are kept apart by the number of their file.
-    A row that says whom it waits for gets a request_id in a mooncake file; of those, the ones that are not there are left
-    out unsaid: they have been cut off.
+    A row that says whom it waits for gets a request_id in a mooncake file. Of those whom it waits for, the ones that
+    are not there are left out unsaid: they have been cut off.
     Memory, of mooncake only: an entry for each distinct block name, which becomes a small number in the file, and for
     each request_id.
     """

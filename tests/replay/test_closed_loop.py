@@ -1,4 +1,4 @@
-"""A closed loop of sessions against plain Python: each turn arrives when what it waits for has ended here, and no sooner."""
+"""A closed loop of sessions against plain Python: each turn arrives when what it waits for has ended here."""
 
 from __future__ import annotations
 
@@ -97,10 +97,11 @@ def test_turns_wait_for_answers():
 
 
 def test_a_parent_waits_for_its_sub_agents():
-    """Three sub-agents start 2, 3 and 3 ms after their parent's turn and go on by themselves; the join waits for two."""
+    """Three sub-agents start 2, 3 and 3 ms after their parent's turn and go on alone; the join waits for two."""
     rows = [
         TraceRow(0, 100, 5, (), "a", after=(), row=1), TraceRow(5, 100, 2, (), "a", 2 * MS, after=(1,), row=2),
-        TraceRow(5, 100, 4, (), "a", 3 * MS, after=(1,), row=3), TraceRow(5, 100, 90, (), "a", 3 * MS, after=(1,), row=4),
+        TraceRow(5, 100, 4, (), "a", 3 * MS, after=(1,), row=3),
+        TraceRow(5, 100, 90, (), "a", 3 * MS, after=(1,), row=4),
         TraceRow(6, 100, 2, (), "a", 50 * MS, after=(2,), row=5),
         TraceRow(7, 100, 1, (), "a", 10 * MS, after=(1, 5, 3), row=6)]
     _, lines = run(rows)
@@ -113,7 +114,7 @@ def test_a_parent_waits_for_its_sub_agents():
 
 
 def test_what_continues_a_refused_request_never_arrives():
-    """Rows 1 and 2 run and wait; 3, 4 are refused at 2 ms. Row 5 continues 3, 6 joins it, and 7 continues 6 nevertheless."""
+    """Rows 1 and 2 run and wait; 3, 4 are refused at 2 ms. Row 5 continues 3; 6 joins it; 7 continues 6."""
     rows = [
         TraceRow(0, 2000, 1, (), "a", row=1), TraceRow(1 * MS, 2000, 1, (), "b", row=2),
         TraceRow(2 * MS, 100, 1, (), "c", row=3), TraceRow(2 * MS, 100, 1, (), "d", row=4),

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from kvcore.drivers.replay import traces
-from kvcore.drivers.replay.traces import FORMATS, TraceRow, TraceStream, open_traces
+from kvcore.drivers.replay.traces import TraceRow, TraceStream, open_traces
 
 from kvcore.errors import InvalidTrace
 from kvcore.hashing import chain

@@ -51,7 +51,7 @@ def session(*requests: dict[str, Any], **more: Any) -> dict[str, Any]:
 
 
 def test_a_weka_session_with_sub_agents(write: Callable[..., str]) -> None:
-    """Parent at 0 (to 1.5); agents at 2 (two turns, to 7.5) and 3 (to 30.5); parent at 10, and, after the second, at 40."""
+    """Parent at 0 (to 1.5); agents at 2 (two turns, to 7.5) and 3 (to 30.5); parent at 10, and, after both, at 40."""
     path = write(session(
         turn(0),
         {"t": 2, "type": "subagent", "agent_id": "x", "requests": [turn(0), turn(4)]},
@@ -130,7 +130,9 @@ def test_block_sizes_of_files(write: Callable[..., str]) -> None:
 # Dynamo.
 
 
-def end(received: int, took: float, session_id: str | None, parent: str | None = None, **request: Any) -> dict[str, Any]:
+def end(
+    received: int, took: float, session_id: str | None, parent: str | None = None, **request: Any
+) -> dict[str, Any]:
     context = {"session_id": session_id} | ({"parent_session_id": parent} if parent else {})
     return {"timestamp": 1, "event": {
         "schema": "dynamo.request.trace.v1", "event_type": "request_end",
@@ -163,7 +165,8 @@ def test_dynamo_of_several_files_is_placed_on_one_clock(write: Callable[..., str
 @pytest.mark.parametrize(("record", "reason"), [
     (end(1, 1, "a", input_tokens=0), "input_tokens is not in 1..2^53: 0"),
     (end(1, -1, "a"), "total_time_ms is negative: -1"),
-    (end(1, 1, "a", replay={"trace_block_size": 32, "input_length": 1}), "trace_block_size is 32, but 16 in rows before"),
+    (end(1, 1, "a", replay={"trace_block_size": 32, "input_length": 1}),
+     "trace_block_size is 32, but 16 in rows before"),
     (end(1, 1, "a", replay={"trace_block_size": 16, "input_length": 1, "input_sequence_hashes": [-1]}),
      "hash_ids holds an id outside 0..2^64-1"),
     (end(1, 1, "a", replay={"trace_block_size": 16, "input_length": 40, "input_sequence_hashes": [1]}),
