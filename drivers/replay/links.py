@@ -12,11 +12,15 @@ __all__ = ["NamedRows", "Span", "linked"]
 
 
 class NamedRows:
-    """The rows of a file that name themselves by a request_id. Memory: an entry for each of them, and each session."""
+    """The rows of a file that name themselves by a request_id.
+
+    Memory: an entry for each of them and, once there is one, for each session.
+    """
 
     def __init__(self) -> None:
         self._rows: dict[str, tuple[int, int]] = {}  # request_id -> (row, time_ns)
         self._last: dict[str, tuple[int, int]] = {}  # session_id -> the same
+        self._plain = False  # some session has a row that is not in _last
 
     def resolved(self, row: int, facts: RowFacts) -> RowFacts:
         """The facts of a row with the numbers of the rows that it waits for, where it has a request_id or says so.
@@ -25,7 +29,9 @@ class NamedRows:
         """
         time_ns, session, links = facts[0], facts[4], facts[9]
         if links is None:
-            if session is not None:
+            if not self._rows:
+                self._plain = True
+            elif session is not None:
                 self._last[session] = (row, time_ns)
             return facts
         request_id, awaited, after = links
@@ -33,10 +39,8 @@ class NamedRows:
             return facts
         if awaited is not None:
             after = tuple(self._row(other, time_ns) for other in awaited)
-        elif session is None or session not in self._last:
-            after = ()
-        elif self._last[session][1] <= time_ns:
-            after = (self._last[session][0],)
+        else:
+            after = self._before(session, time_ns)
         if request_id is not None:
             if request_id in self._rows:
                 raise Unusable(f"request_id {request_id!r} stands in row {self._rows[request_id][0]} too")
@@ -44,6 +48,15 @@ class NamedRows:
         if session is not None:
             self._last[session] = (row, time_ns)
         return (*facts[:9], None if after is None else (None, None, after))
+
+    def _before(self, session: str | None, time_ns: int) -> tuple[int, ...] | None:
+        """What a row waits for that does not say so; None: its place in time decides."""
+        if session is None:
+            return ()
+        if session not in self._last:
+            return None if self._plain else ()
+        row, earlier_ns = self._last[session]
+        return (row,) if earlier_ns <= time_ns else None
 
     def _row(self, request_id: str, time_ns: int) -> int:
         if request_id not in self._rows:

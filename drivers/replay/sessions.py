@@ -28,6 +28,8 @@ PERCENTILES = (50, 90, 99)
 #: Names of sessions that stay in memory.
 _MEMORY_BYTES = 1 << 20
 _READ_BYTES = 1 << 16
+#: Sessions whose tags need not be worked out again.
+_RECENT_MAX = 4096
 #: Rates are counted in tokens per 10^15 ns, slowdowns in millionths: whole numbers add up the same everywhere.
 _RATE_SCALE = 10**15
 _SLOWDOWN_SCALE = 10**6
@@ -43,12 +45,19 @@ class SessionNames:
 
     def __init__(self) -> None:
         self._names = Spool(_MEMORY_BYTES)
+        self._recent: dict[tuple[int, str], tuple[int, bytes]] = {}
 
     def told(self, file_index: int, session_id: str) -> int:
         """Note the session of a request that has arrived, and return its tag: 1 .. 2^63-1."""
-        self._names.append(json.dumps(session_id).encode() + b"\n")
-        digest = hashlib.blake2b(f"{file_index}:{session_id}".encode(), digest_size=8).digest()
-        return max(1, int.from_bytes(digest, "little") >> 1)
+        known = self._recent.get((file_index, session_id))
+        if known is None:
+            digest = hashlib.blake2b(f"{file_index}:{session_id}".encode(), digest_size=8).digest()
+            known = (max(1, int.from_bytes(digest, "little") >> 1), json.dumps(session_id).encode() + b"\n")
+            if len(self._recent) == _RECENT_MAX:
+                self._recent.clear()
+            self._recent[file_index, session_id] = known
+        self._names.append(known[1])
+        return known[0]
 
     def names(self) -> Iterator[str]:
         """session_id of each request that has one, in order of the table."""

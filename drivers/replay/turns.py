@@ -26,6 +26,8 @@ _HEAD = struct.Struct("<7q")
 #: Place of the request that waits, place of the next edge, whether that request continues this one's answer.
 _EDGE = struct.Struct("<3q")
 _PLACE = struct.Struct("<q")
+#: What most requests have at most, so that they are read at once.
+_USUAL_BYTES = 1024
 _NONE = -1
 _ROOTS_READ = 4096
 
@@ -61,9 +63,11 @@ class _Turns:
 
     def row(self, place: int) -> tuple[TraceRow, int]:
         """A request, and its first edge."""
-        edge, _, file_index, number, arrival_ns, delay_ns, size = self.head(place)
-        prompt, output, names, session, priority, strict, name = marshal.loads(
-            self._requests.read(place + _HEAD.size, size))
+        found = self._requests.read(place, _USUAL_BYTES)
+        edge, _, file_index, number, arrival_ns, delay_ns, size = _HEAD.unpack_from(found)
+        if _HEAD.size + size > len(found):
+            found = self._requests.read(place, _HEAD.size + size)
+        prompt, output, names, session, priority, strict, name = marshal.loads(found[_HEAD.size : _HEAD.size + size])
         hashes = tuple(array("Q", names))
         delay = None if delay_ns == _NONE else delay_ns
         return TraceRow(
