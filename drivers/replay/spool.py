@@ -14,8 +14,8 @@ _GATHERED_BYTES = 1 << 18
 class Spool:
     """end: how many bytes there are. Raises: OSError, from append and write.
 
-    memory_bytes: what may stay in memory; beyond it, what is appended goes to the file in pieces. The file is unlinked as
-    soon as it is there.
+    memory_bytes: what may stay in memory; beyond it, what is appended goes to the file in pieces. The file is unlinked
+    as soon as it is there.
     """
 
     def __init__(self, memory_bytes: int) -> None:
