@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, TypeAlias
 
-from .lines import Line
+from .lines import DOCUMENT_MAX, Line
 from .links import Span, linked
 from .mooncake import block_ids, field, json_object, text, tokens
 from .values import RowFacts, Unusable, scaled_ns, show
@@ -25,7 +25,6 @@ Item: TypeAlias = "tuple[int | None, RowFacts | str]"
 
 _WEKA_BLOCK = 64
 _DYNAMO_SCHEMA = "dynamo.request.trace.v1"
-_DOCUMENT_MAX = 1 << 28
 
 
 @dataclass(frozen=True)
@@ -65,8 +64,8 @@ def document(lines: Iterable[Line]) -> dict[str, Any]:
             raise Unusable(content)
         parts.append(content)
         size += len(content) + 1
-        if size > _DOCUMENT_MAX:
-            raise Unusable(f"a JSON document of more than {_DOCUMENT_MAX} bytes")
+        if size > DOCUMENT_MAX:
+            raise Unusable(f"a JSON document of more than {DOCUMENT_MAX} bytes")
     return json_object(b"\n".join(parts))
 
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from .agentic import Opened, dynamo, llmservingsim, weka
 from .bailian import bailian_parser
-from .lines import Lines
+from .lines import LINE_MAX, Lines
 from .mooncake import mooncake_parser
 from .otel import otel
 from .values import (
@@ -121,6 +121,11 @@ def read_whole(name: str, lines: Lines, wanted: int | None) -> Opened:
     return {"dynamo": dynamo, "weka": weka}[name](lines, wanted) if name != "otel" else otel(lines)
 
 
+def is_document(start: bytes) -> bool:
+    """Whether a file whose first line begins so is one JSON object, which may be long."""
+    return _marked({key.decode() for key in _JSON_KEY.findall(start)}) in _DOCUMENTS
+
+
 def _marked(keys: set[str]) -> str | None:
     return next((name for key, name in _KEYS.items() if key in keys), None)
 
@@ -131,9 +136,9 @@ def _refuse_array(first: bytes) -> None:
 
 
 def _json_keys(line: bytes) -> set[str]:
-    """Top-level keys of a JSON object, or every key in sight if it is damaged."""
+    """Top-level keys of a JSON object, or every key in sight if it is damaged or long."""
     try:
-        record = json.loads(line.decode("utf-8", "replace"))
+        record = json.loads(line.decode("utf-8", "replace")) if len(line) <= LINE_MAX else None
     except (ValueError, RecursionError):
         record = None
     if isinstance(record, dict):

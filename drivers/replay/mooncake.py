@@ -16,10 +16,13 @@ from typing import Any, NoReturn, TypeAlias
 from kvcore.hashing import chain, sequence_hashes
 
 from ._scan import plain_row
-from .values import TOKENS_MAX, Links, RowFacts, RowParser, Unusable, decimal, scaled_ns, show
+from .values import TIME_END_NS, TOKENS_MAX, Links, RowFacts, RowParser, Unusable, decimal, scaled_ns, show
 
 #: Most block names a row may have: 16 million tokens in blocks of 16.
 NAMES_MAX = 1 << 20
+
+#: Sessions of which a row without a timestamp may be one.
+_SESSIONS_MAX = 65_536
 
 #: (ids of a row, its prompt_tokens) -> names of its blocks.
 BlockNamer: TypeAlias = "Callable[[array[int], int], tuple[int, ...]]"
@@ -78,7 +81,27 @@ def mooncake_parser(trace_block_size: int, block_size: int) -> RowParser:
 
 
 def careful_parser(trace_block_size: int, block_size: int) -> RowParser:
-    """The parser that knows the whole format, and says what is wrong with a row."""
+    """The parser that knows the whole format, and says what is wrong with a row.
+
+    It remembers the times of the latest _SESSIONS_MAX sessions: rows without a timestamp count from them.
+    """
+
+    times: dict[str, int] = {}  # of the latest rows of sessions, the latest session last
+
+    def time_of(record: dict[str, Any]) -> int:
+        session = record.get("session_id")
+        earlier_ns = times.pop(session, None) if type(session) is str else None
+        if record.get("timestamp") is None and record.get("delay") is not None and earlier_ns is not None:
+            time_ns = earlier_ns + milliseconds(record, "delay")
+            if time_ns >= TIME_END_NS:
+                raise Unusable("delay leads beyond 2^62 ns (146 years)")
+        else:
+            time_ns = milliseconds(record, "timestamp")
+        if type(session) is str:
+            if len(times) == _SESSIONS_MAX:
+                del times[next(iter(times))]
+            times[session] = time_ns
+        return time_ns
 
     def parse(line: bytes) -> RowFacts:
         record = json_object(line)
@@ -86,7 +109,7 @@ def careful_parser(trace_block_size: int, block_size: int) -> RowParser:
             if "delay" in record:
                 raise Unusable("both delay and delay_ms are given")
             record["delay"] = record["delay_ms"]
-        time_ns = milliseconds(record, "timestamp")
+        time_ns = time_of(record)
         prompt_tokens = tokens(record, "input_length")
         output_tokens = tokens(record, "output_length")
         ids = record.get("hash_ids")

@@ -31,6 +31,7 @@ Time
     so that the earliest first row among them stands at that zero. Rows are merged by (time, file, row), and the first
     row of the merged stream has arrival_ns 0.
     A row may stand up to REORDER_ROWS rows late in its file; one that belongs before a row already given out is bad.
+    A mooncake row without a timestamp stands its delay after the row before it of its session.
     A first timestamp above 0 and calendar milliseconds in a mooncake file are fine; a negative time is a bad row.
 
 Bad rows
@@ -43,7 +44,8 @@ Bad rows
     CSV: a wrong number of fields, a quoted field that does not end on its line, `Total tokens` that is no sum, more
     than nine digits of fraction, the 60th second.
     In JSON documents a bad entry is one bad row, named by its place in the document; times and tokens as above.
-    Any format: a NUL byte, a carriage return inside the line, a line over 16 MiB, a last line that is cut.
+    Any format: a NUL byte, a carriage return inside the line, a line over 16 MiB that is no whole document, a last line
+    that is cut.
 Bad files
     Empty; only blank lines; a header alone; UTF-16 or UTF-32; carriage returns alone as line ends; a Git LFS pointer;
     other archives; one JSON array; a weka or otel file that is not one JSON object of 256 MiB at most; a header without
@@ -69,7 +71,7 @@ from typing import Any
 from kvcore.errors import InvalidTrace
 
 from .agentic import Item, Opened
-from .formats import ABSOLUTE, BLOCK_SIZES, FORMATS, READ_WHOLE, detect, read_whole, row_parser
+from .formats import ABSOLUTE, BLOCK_SIZES, FORMATS, READ_WHOLE, detect, is_document, read_whole, row_parser
 from .lines import Line, Lines
 from .links import NamedRows
 from .mooncake import BlockNamer, block_namer
@@ -292,7 +294,7 @@ def open_traces(
     try:
         heads = []
         for file in files:
-            lines = Lines(file)
+            lines = Lines(file, is_document)
             opened.append(lines)
             heads.append(_head(lines, format))
         formats = tuple(name for name, _ in heads)

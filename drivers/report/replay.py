@@ -64,7 +64,8 @@ def _page(found: ReplayReport) -> Page:
     report, config = found.report, found.report["config"]
     names = ", ".join(trace["path"].rpartition("/")[2] for trace in config["traces"])
     requests = report["requests"]
-    ends = ", ".join(f"{requests[key]:,} {key}" for key in ("completed", "rejected", "evicted", "abandoned") if key in requests)
+    kinds = [key for key in ("completed", "rejected", "evicted", "abandoned") if key in requests]
+    ends = ", ".join(f"{requests[key]:,} {key}" for key in kinds)
     rows = f"{requests['read']:,} rows read, {requests['skipped']:,} skipped"
     return Page(
         title=f"Replay of {names}",
@@ -140,8 +141,9 @@ def _sessions(entries: Sequence[dict[str, Any]]) -> Grid:
         "Sessions",
         ("class", "sessions", "completed", "requests p50", "lasted p50", "max", "mean wait p50", "max", "slowdown p99",
          "Jain's index"),
-        rows, "A session is of the class of its first request. Slowdown: time in the system over the part of it that was "
-              "not spent in the queue. The index is of the rates at which sessions were served: 1 if all were equal.")
+        rows, "A session is of the class of its first request. Slowdown: time in the system over the part of it that "
+              "was not spent in the queue. The index is of the rates at which sessions were served: 1 if all were "
+              "equal.")
 
 
 def _requests(entry: dict[str, Any]) -> list[str]:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from kvcore.drivers.replay import lines
 from kvcore.drivers.replay.links import Span, linked
 from kvcore.drivers.replay.traces import TraceRow, open_traces
 from trace_files import bad_row, whole_file
@@ -116,6 +117,15 @@ def test_a_document_that_is_cut(tmp_path: Path) -> None:
     path = tmp_path / "cut.json"
     path.write_text(json.dumps(session(turn(0)), indent=1)[:-9])
     assert whole_file(path).startswith("not one JSON object: ")
+
+
+def test_a_document_may_be_a_long_line(write: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
+    path, rows = write(session(turn(0))), write(mooncake(0, extra="x" * 300))
+    monkeypatch.setattr(lines, "LINE_MAX", 100)
+    assert len(read(path)) == 1
+    assert whole_file(rows).endswith("line 1: longer than 100 bytes")
+    monkeypatch.setattr(lines, "DOCUMENT_MAX", 150)
+    assert whole_file(path).endswith("longer than 150 bytes")
 
 
 def test_block_sizes_of_files(write: Callable[..., str]) -> None:
@@ -249,6 +259,20 @@ def test_a_bad_dependency(write: Callable[..., str], more: dict[str, Any], reaso
     assert bad_row(path, 3)[0] == reason
 
 
+def test_mooncake_turns_without_times_count_from_the_turn_before(write: Callable[..., str]) -> None:
+    def turn(**more: Any) -> dict[str, Any]:
+        return {"input_length": 10, "output_length": 1, "session_id": "s"} | more
+
+    path = write(
+        mooncake(5, session_id="s"), turn(delay=2), mooncake(6, session_id="t"), turn(delay_ms=1, timestamp=None))
+    assert [(row.row, row.arrival_ns // MS, row.delay_ns) for row in open_traces([path])] == [
+        (1, 0, None), (3, 1, None), (2, 2, 2 * MS), (4, 3, 1 * MS)]
+    for row in (turn(), turn(delay=1, session_id="u"), turn(delay=1, session_id=None)):
+        assert bad_row(write(mooncake(5, session_id="s"), row), 2)[0] == "timestamp is missing"
+    late = write(mooncake(4e12, session_id="s"), turn(delay=4e12))
+    assert bad_row(late, 2)[0] == "delay leads beyond 2^62 ns (146 years)"
+
+
 # OpenTelemetry.
 
 
@@ -312,7 +336,8 @@ def test_links_say_nothing_that_the_times_contradict(drawn: list[tuple[int, int,
         own = [other for other in spans if other.session == item.session and other.end_ns <= item.start_ns
                and (other.start_ns, other.row) < (item.start_ns, item.row)]
         if own:
-            assert after[0] == max(own, key=lambda other: (other.end_ns, other.row)).row
+            assert known[after[0]] in own
+            assert known[after[0]].end_ns == max(other.end_ns for other in own)
         elif after:
             assert known[after[0]].session == item.parent
         for row in after[1:]:
