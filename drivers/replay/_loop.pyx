@@ -13,8 +13,11 @@ from kvcore.drivers.replay._table cimport (
 )
 from kvcore.drivers.replay.rows cimport TraceRow
 
+from kvcore.actions import ParkReason
 from kvcore.events import RequestArrived, RequestCancelled, TimerFired
 from kvcore.request import Request
+
+cdef object _DEFERRED = ParkReason.DEFERRED
 
 cdef enum:
     PROGRESS_STEPS = 1024
@@ -120,17 +123,20 @@ cdef class Loop:
     cdef object _arrive(self, TraceRow row, int64_t now_ns):
         cdef _Live live = _Live.__new__(_Live)
         cdef str request_id = f"r{row.file_index}-{row.row}"
-        cdef str policy_class = row.policy_class
+        cdef str policy_class = row.policy_class, session_id = None
         if policy_class is None and self.draw is not None:
             policy_class = self.draw(row.file_index, row.row)
         live.index = self.table.append(row.file_index, row.row, now_ns, row.prompt_tokens, row.output_tokens)
         live.row, live.parked = row, -1
         if row.session_id is not None:
+            # The files' sessions are not each other's.
+            session_id = f"{row.file_index}:{row.session_id}"
             self.table.cells(live.index)[SESSION] = self.sessions.told(row.file_index, row.session_id)
         self.live[request_id] = live
         return RequestArrived(now_ns, Request(
             request_id, row.prompt_tokens, policy_class, row.strict_priority, row.priority,
-            block_hashes=row.block_hashes, expected_output_tokens=row.output_tokens if self.tell_output else None))
+            block_hashes=row.block_hashes, expected_output_tokens=row.output_tokens if self.tell_output else None,
+            session_id=session_id))
 
     cdef int _collect(self, int64_t now_ns) except -1:
         """Note the times of requests that the engine has finished."""
@@ -196,6 +202,9 @@ cdef class Loop:
 
     cdef int _park(self, Park action) except -1:
         cdef _Live live = self.live[action.request_id]
+        self._unpark(live)
+        if action.reason is _DEFERRED:
+            return 0  # held back by an admission policy: it does not compete yet
         live.parked = action.class_index
         self.waiting[action.class_index] += 1
         self.n_parked += 1

@@ -25,7 +25,7 @@ from tree import ROOT
 
 from kvcore.config import SchedulerConfig
 from kvcore.errors import InvalidConfig
-from kvcore.policy import CacheBucket, PolicyClass, PolicyProfile
+from kvcore.policy import AdmissionSpec, CacheBucket, PolicyClass, PolicyProfile
 
 MS = 10**6
 MOCK = PRESETS["mock"]
@@ -349,3 +349,26 @@ def test_stats_tell_pauses_and_joins(tmp_path, monkeypatch, capsys):
     sessions = json.loads((tmp_path / "o.json").read_text())["sessions"]
     assert (sessions["count"], sessions["requests"], sessions["joining_requests"]) == (2, 17, 1)
     assert (sessions["delay_ns"]["count"], sessions["delay_ns"]["max"]) == (15, 822_936_832)
+
+
+# Sessions as the core sees them.
+
+
+@pytest.mark.parametrize("closed_loop", [False, True])
+def test_admission_policies_see_sessions(closed_loop):
+    """One request of a session at a time in each class, and the files' sessions are not each other's.
+
+    Who is held back by such a policy does not compete: no tokens are contended.
+    """
+    one = PolicyProfile(tuple(PolicyClass(
+        name, 1, policy_family=name, cache_bucket="all", prefill_busy_threshold=100_000,
+        admission=AdmissionSpec("session_concurrency", {"max_running": 1})) for name in ("x", "y")),
+        (CacheBucket("all", 0),), "x")
+    rows = [TraceRow(0, 100, 5, (), "a", None, 0.0, 0, name, file_index=file, row=row, after=())
+            for file in (0, 1) for row, name in enumerate("xyxy", 1)]
+    result = simulate(rows, SchedulerConfig(profile=one), MOCK, 2, closed_loop=closed_loop)
+    waits, finish = result.table.column("wait_ns").tolist(), result.table.column("finish_ns").tolist()
+    assert [waits[place] for place in (0, 1, 4, 5)] == [0] * 4
+    assert [waits[place] for place in (2, 3, 6, 7)] == [finish[place] for place in (0, 1, 4, 5)]
+    assert min(finish) > 50 * MS
+    assert result.contended == {}
