@@ -6,6 +6,7 @@ import csv
 import io
 import json
 from fractions import Fraction
+from heapq import heappop, heappush
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kvcore.drivers.cli import main
 from kvcore.drivers.replay import report, turns
+from kvcore.drivers.replay.arrivals import NEVER_NS, FittingRows
 from kvcore.drivers.replay.presets import PRESETS
 from kvcore.drivers.replay.result import COLUMNS, RunOutcome
 from kvcore.drivers.replay.sessions import SessionNames, sessions_of
@@ -239,6 +241,27 @@ def test_a_large_trace_lies_on_disk(monkeypatch):
     far = run(rows)
     assert far[1] == near[1]
     assert far[0].digest == near[0].digest
+
+
+def test_what_is_held_is_what_is_live():
+    """A thousand sessions, of which a few overlap: places in the file are kept for those alone."""
+    rows = synthetic("agents", Shape(4000, 20.0, prompt_tokens=10, output_tokens=20), 8)
+    loop = turns.SessionLoop(FittingRows(rows, 10**9, (), False), Fraction(1))
+    running, most, taken = [], 0, 0
+    while loop.next_ns < NEVER_NS or running:
+        if running and running[0][0] <= loop.next_ns:
+            now_ns, row = heappop(running)
+            loop.follow(0, row, row % 50 > 0, now_ns)
+        else:
+            now_ns = loop.next_ns
+            row = loop.take().row
+            heappush(running, (now_ns + 300 * MS, row))
+            taken += 1
+        most = max(most, len(loop._due) + len(loop._running) + len(loop._waiting))
+    assert taken + loop.abandoned == 4000
+    assert loop.abandoned > 50
+    assert most < 60
+    assert (loop._due, loop._running, loop._waiting) == ([], {}, {})
 
 
 def test_a_spool_is_the_same_in_memory_and_on_disk():
