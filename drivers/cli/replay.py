@@ -109,7 +109,7 @@ speedup_option = click.option(
               help="Sessions wait for their answers: a turn arrives its recorded pause (delay, think or tool time) "
                    "after the answer that it continues and the sub-agents that it waited for are complete here. Only "
                    "requests that wait for none arrive at the trace's times. Turns that continue a rejected or evicted "
-                   "request never arrive: they are counted as abandoned.")
+                   "request never arrive: they are counted as abandoned. --speedup shortens pauses, too.")
 @click.option("--seed", type=int, default=0, show_default=True, metavar="S",
               help="Seed of class draws and of the scheduler's tie-breaks.")
 @click.option("--limit", type=click.IntRange(1), metavar="N", help="Stop after the first N requests.")

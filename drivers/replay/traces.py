@@ -126,7 +126,8 @@ class TraceStream:
 
     Files are closed when the iteration ends, fails or is abandoned, and by close() or the end of a `with` block.
     Raises while iterating: InvalidTrace; RuntimeError if iterated again or after close().
-    Memory: up to REORDER_ROWS rows a file, whatever its length; block names exist only for the row in hand.
+    Memory: up to REORDER_ROWS rows a file, whatever its length; block names exist only for the row in hand. All rows of
+        dynamo, weka and otel files, and an entry for each request_id of mooncake and chat_id of bailian ones.
     """
 
     def __init__(
@@ -275,7 +276,8 @@ def open_traces(
     limit: stop after so many rows of the merged stream; None: all.
     Raises: InvalidTrace with line None for a file that cannot be used, or that block_size does not fit; ValueError or
         TypeError for arguments that are wrong whatever the files hold.
-    Cost: reads the first lines of each file, and keeps each open until the stream is closed.
+    Cost: reads the first lines of each file, dynamo, weka and otel files whole, and keeps each open until the stream is
+        closed.
     """
     if isinstance(paths, (str, bytes, os.PathLike)):
         raise TypeError("paths is a sequence of paths, not one path")
