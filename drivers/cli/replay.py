@@ -14,10 +14,16 @@ WORKERS_MAX = 65_536
 
 #: What `--help` says of each format; the reader knows which there are.
 _FORMATS = {
-    "mooncake": "JSON lines with timestamp (ms), input_length, output_length, hash_ids; class, priorities optional",
+    "mooncake": "JSON lines with timestamp (ms), input_length, output_length, hash_ids; session_id, delay (ms), "
+                "request_id, wait_for, class and priorities optional",
     "azure": "CSV with TIMESTAMP, ContextTokens, GeneratedTokens",
     "burstgpt": "CSV with Timestamp (s), Request tokens, Response tokens",
     "vidur": "CSV with arrived_at (s), num_prefill_tokens, num_decode_tokens (also called splitwise)",
+    "bailian": "JSON lines with timestamp (s), input_length, output_length, hash_ids, chat_id, parent_chat_id (Qwen)",
+    "dynamo": "JSON lines of Dynamo's request traces v1, with the sessions of agents",
+    "weka": "JSON of one agent's session with its sub-agents: t (s), in, out, hash_ids, api_time",
+    "otel": "JSON of OpenTelemetry GenAI spans; tokens that spans do not count are estimated, one for four bytes",
+    "llmservingsim": "JSON lines with input_toks, output_toks, arrival_time_ns, or sub_requests with tool_duration_ns",
 }
 
 
@@ -94,10 +100,16 @@ speedup_option = click.option(
 @click.option("--block-size", type=click.IntRange(1), metavar="N",
               help="Tokens per KV block.  [default: as in the trace, 16 if it has no block hashes]")
 @click.option("--trace-block-size", type=click.IntRange(1), metavar="N",
-              help="Tokens that one of the trace's block hashes stands for.  [default: 512]")
+              help="Tokens that one of the trace's block hashes stands for.  [default: as the file says, else 512; "
+                   "bailian 16]")
 @speedup_option
 @click.option("--concurrency", type=click.IntRange(1), metavar="N",
-              help="Closed loop: ignore the trace's times and keep N requests in flight.")
+              help="Ignore the trace's times and keep N requests in flight, whatever their sessions.")
+@click.option("--closed-loop", is_flag=True,
+              help="Sessions wait for their answers: a turn arrives its recorded pause (delay, think or tool time) "
+                   "after the answer that it continues and the sub-agents that it waited for are complete here. Only "
+                   "requests that wait for none arrive at the trace's times. Turns that continue a rejected or evicted "
+                   "request never arrive: they are counted as abandoned. --speedup shortens pauses, too.")
 @click.option("--seed", type=int, default=0, show_default=True, metavar="S",
               help="Seed of class draws and of the scheduler's tie-breaks.")
 @click.option("--limit", type=click.IntRange(1), metavar="N", help="Stop after the first N requests.")
@@ -129,6 +141,7 @@ def replay_command(**options: Any) -> None:
           --classes premium=0.2,regular=0.8
       kvcore replay azure.csv --queue-policy wspt --queue-threshold 0.5 --speedup 2.5
       kvcore replay burstgpt.csv --concurrency 64 --json - | jq .requests
+      kvcore replay agents.jsonl.gz --workers 4 --closed-loop --csv turns.csv
       kvcore replay azure.csv --report azure.html --figures azure-figures
     """
     from .replay_run import Options, run

@@ -59,6 +59,7 @@ class Options:
     trace_block_size: int | None
     speedup: Fraction | None
     concurrency: int | None
+    closed_loop: bool
     classes: str | None
     seed: int
     limit: int | None
@@ -152,8 +153,8 @@ def _once(
     with _progress(options) as progress:
         return simulate(
             stream, config, spec, options.workers, classes=mix, seed=options.seed, speedup=options.speedup or 1,
-            concurrency=options.concurrency, paths=options.traces, skip_unfit=options.skip_bad,
-            tell_output=options.tell_output, progress=progress, tap=tap,
+            concurrency=options.concurrency, closed_loop=options.closed_loop, paths=options.traces,
+            skip_unfit=options.skip_bad, tell_output=options.tell_output, progress=progress, tap=tap,
         )
 
 
@@ -185,6 +186,8 @@ def _check(options: Options) -> None:
         raise click.UsageError("--classes needs --policy: without one every request is of class 'default'")
     if options.concurrency is not None and options.speedup is not None:
         raise click.UsageError("--speedup does nothing beside --concurrency, which ignores the trace's times")
+    if options.concurrency is not None and options.closed_loop:
+        raise click.UsageError("--closed-loop and --concurrency are two kinds of load; give one or the other")
     threshold = options.queue_threshold
     if threshold is not None and not (math.isfinite(threshold) and threshold >= 0):
         raise click.UsageError(f"--queue-threshold must be a number of 0 or more, not {threshold}")
@@ -292,7 +295,8 @@ def _report(
     report = summarize(result)
     ended: dict[str, int] = report["requests"]
     # With a limit the stream has read ahead of the rows that it gave out; those are not part of this run.
-    read = stream.read if options.limit is None else len(result.table) + result.unfit + stream.skipped
+    abandoned = result.abandoned or 0
+    read = stream.read if options.limit is None else len(result.table) + result.unfit + abandoned + stream.skipped
     counts = {"read": read, "skipped": stream.skipped + result.unfit, **ended}
     if counts["read"] != counts["skipped"] + sum(ended.values()):
         raise AssertionError(f"requests do not add up: {counts}")
@@ -306,6 +310,8 @@ def _config(options: Options, stream: TraceStream, config: SchedulerConfig, spec
     mode: dict[str, Any] = {"mode": "open", "speedup": str(options.speedup or 1)}
     if options.concurrency is not None:
         mode = {"mode": "closed", "concurrency": options.concurrency}
+    elif options.closed_loop:
+        mode["mode"] = "closed-loop sessions"
     return {
         "traces": [
             {"path": path, "format": form, "sha256": file_digest(path)}

@@ -10,6 +10,7 @@ import click
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
+#: Formats that can be written; those that can be read are in the help of `kvcore replay`.
 _FORMATS = ("mooncake", "azure", "burstgpt", "vidur")
 #: What `kvcore trace synth` draws; the maker knows how.
 _KINDS = ("poisson", "bursty", "sessions", "agents")
@@ -17,11 +18,12 @@ _KINDS = ("poisson", "bursty", "sessions", "agents")
 _READ = (
     click.argument("traces", nargs=-1, required=True, metavar="TRACE..."),
     click.option("--format", "trace_format", metavar="FORMAT",
-                 help="Format of all traces.  [default: by content]"),
+                 help="Format of all traces, see `kvcore replay --help`.  [default: by content]"),
     click.option("--block-size", type=click.IntRange(1), metavar="N",
                  help="Tokens per KV block.  [default: as in the trace]"),
     click.option("--trace-block-size", type=click.IntRange(1), metavar="N",
-                 help="Tokens that one of the trace's block hashes stands for.  [default: 512]"),
+                 help="Tokens that one of the trace's block hashes stands for.  [default: as the file says, else 512; "
+                      "bailian 16]"),
     click.option("--limit", type=click.IntRange(1), metavar="N", help="Stop after the first N requests read."),
     click.option("--skip-bad", is_flag=True, help="Skip and count rows that cannot be used, instead of stopping."),
     click.option("--quiet", "-q", is_flag=True, help="No table and no notes."),
@@ -29,7 +31,7 @@ _READ = (
 _OUT = click.option("--out", "-o", type=click.Path(allow_dash=True), default="-", metavar="OUT",
                     help="Where the trace goes, gzipped if OUT ends in .gz.  [default: standard output]")
 _TO = click.option("--to", type=click.Choice(_FORMATS), metavar="FORMAT",
-                   help="Format to write: mooncake, azure, burstgpt or vidur.  [default: as read; mooncake if several]")
+                   help="Format to write: mooncake, azure, burstgpt or vidur.  [default: as read, or mooncake]")
 
 
 def _reading(command: Command) -> Command:
@@ -92,7 +94,8 @@ def stats_command(**options: Any) -> None:
 def convert_command(**options: Any) -> None:
     """Write TRACE files as one trace of another format. A note tells what that format has no place for.
 
-    Block hashes become small numbers, equal where prefixes are.
+    Block hashes become small numbers, equal where prefixes are. mooncake has a place for everything, also for who waits
+    for whom in the sessions of agents.
 
     \b
     Example:
@@ -175,7 +178,8 @@ def synth_command(**options: Any) -> None:
       bursty    the same in bursts of about ten seconds, with silence between them
       sessions  about four turns each, whose prompts hold all that was said before
       agents    trees: an answer starts up to three requests at once, twice over
-    Answers are taken to last 20 ms a token: a trace has times of its own, it does not wait for a fleet.
+    Answers are taken to last 20 ms a token: a trace has times of its own. Sessions and agents also say who waits for
+    whom and for how long, for `kvcore replay --closed-loop`, which waits for a fleet instead.
 
     \b
     Example:

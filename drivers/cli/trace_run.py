@@ -21,7 +21,7 @@ from ..replay.values import SECOND_NS, TIME_END_NS
 from ..traces import edits
 from ..traces.statistics import Collected
 from ..traces.synth import Shape, synthetic
-from ..traces.writers import TraceWriter
+from ..traces.writers import WRITTEN, TraceWriter
 from .output import STDOUT, check_output, write_outputs, write_text
 
 if TYPE_CHECKING:
@@ -117,10 +117,11 @@ def _rewrite(
     _check_out(out, reading["traces"])
     with _opened(reading) as stream:
         if to is None:
-            to = stream.formats[0] if len(set(stream.formats)) == 1 else _HASHED
+            known = set(stream.formats)
+            to = stream.formats[0] if len(known) == 1 and known <= set(WRITTEN) else _HASHED
         written = _write(out, to, len(stream.formats) > 1, edit(stream), quiet)
     _tell_skipped(stream, quiet)
-    if to == _HASHED and stream.block_size != _BLOCK_SIZE and written and _HASHED in stream.formats:
+    if to == _HASHED and stream.block_size != _BLOCK_SIZE and written and stream.hashed:
         _note(quiet, f"its blocks are of {stream.block_size} tokens: read it with --trace-block-size "
                      f"{stream.block_size}")
 
@@ -202,12 +203,20 @@ def _print(figures: dict[str, Any]) -> None:
     if sessions is not None:
         click.echo(f"sessions   {sessions['count']:,} of {sessions['mean']:.1f} requests on average, "
                    f"{sessions['max']:,} at most")
+        if sessions["delay_ns"] is not None:
+            click.echo(_pauses(sessions["delay_ns"], sessions["joining_requests"]))
     if figures["classes"] is not None:
         click.echo("classes    " + ", ".join(f"{name} {count:,}" for name, count in figures["classes"].items()))
     click.echo()
     # A file cannot be too narrow.
     console = Console(width=None if sys.stdout.isatty() else 100)
     console.print(_table(figures))
+
+
+def _pauses(delays: dict[str, Any], joins: int) -> str:
+    several = f"; of those that wait for several others: {joins:,}" if joins else ""
+    return (f"pauses     {delays['p50'] / SECOND_NS:,.3f} s at the median, {delays['max'] / SECOND_NS:,.3f} s at most, "
+            f"before {delays['count']:,} requests{several}")
 
 
 def _table(figures: dict[str, Any]) -> Table:

@@ -8,12 +8,15 @@ from kvcore.scheduler import Scheduler
 from ._engine import Fleet
 from ._table import RequestTable
 from .arrivals import ClosedLoop, OpenLoop
+from .sessions import SessionNames
+from .turns import SessionLoop
 
 @final
 class Loop:
     def __init__(
-        self, core: Scheduler, fleet: Fleet, table: RequestTable, arrivals: OpenLoop | ClosedLoop, *,
-        draw: Callable[[int, int], str] | None, tell_output: bool, tap: Callable[..., Any] | None, classes: int,
+        self, core: Scheduler, fleet: Fleet, table: RequestTable, arrivals: OpenLoop | ClosedLoop | SessionLoop, *,
+        draw: Callable[[int, int], str] | None, sessions: SessionNames, tell_output: bool,
+        tap: Callable[..., Any] | None, classes: int,
     ) -> None: ...
     @property
     def core(self) -> Scheduler: ...

@@ -8,13 +8,16 @@ from libc.stdint cimport int32_t, int64_t
 
 from kvcore.actions cimport Dispatch, Evict, Park, Reject
 from kvcore.drivers.replay._table cimport (
-    CACHED_TOKENS, CLASS_INDEX, ENGINE_CACHED_TOKENS, FINISH_NS, FIRST_TOKEN_NS, OUTCOME, PREEMPTIONS, REASON,
-    WAIT_NS, WORKER, RequestTable,
+    CACHED_TOKENS, CLASS_INDEX, ENGINE_CACHED_TOKENS, FILE_INDEX, FINISH_NS, FIRST_TOKEN_NS, OUTCOME, PREEMPTIONS,
+    REASON, ROW, SESSION, WAIT_NS, WORKER, RequestTable,
 )
 from kvcore.drivers.replay.rows cimport TraceRow
 
+from kvcore.actions import ParkReason
 from kvcore.events import RequestArrived, RequestCancelled, TimerFired
 from kvcore.request import Request
+
+cdef object _DEFERRED = ParkReason.DEFERRED
 
 cdef enum:
     PROGRESS_STEPS = 1024
@@ -40,27 +43,28 @@ cdef class _Live:
 cdef class Loop:
     """One run.
 
-    core: a Scheduler, or what stands in for one. fleet: a Fleet. arrivals: OpenLoop or ClosedLoop. draw: the class of a
-    row that names none, from its file number and row number; None: it has none. classes: of the profile. tap: see
-    simulate.simulate.
+    core: a Scheduler, or what stands in for one. fleet: a Fleet. arrivals: OpenLoop, ClosedLoop or SessionLoop.
+    draw: the class of a row that names none, from its file number and row number; None: it has none. sessions: the
+    SessionNames to which those of rows are told. classes: of the profile. tap: see simulate.simulate.
     """
     cdef readonly object core
     cdef readonly object fleet
     cdef readonly RequestTable table
     cdef readonly dict contended        # see ReplayResult
     cdef readonly int64_t events, steps, ignored, start_ns, now_ns
-    cdef object step_many, submit, arrivals, draw, tap
+    cdef object step_many, submit, arrivals, follow, draw, sessions, tap
     cdef bint tell_output
     cdef dict live                      # request_id -> _Live
     cdef list answers                   # to Evicts, for the next batch
     cdef list waiting                   # per class, how many are parked
     cdef int64_t n_parked
 
-    def __cinit__(self, core, fleet, RequestTable table not None, arrivals, *, draw, bint tell_output,
-                  tap, int classes):
+    def __cinit__(self, core, fleet, RequestTable table not None, arrivals, *, draw, sessions,
+                  bint tell_output, tap, int classes):
         self.core, self.fleet, self.table, self.arrivals = core, fleet, table, arrivals
         self.step_many, self.submit = core.step_many, fleet.submit
-        self.draw, self.tell_output, self.tap = draw, tell_output, tap
+        self.follow = arrivals.follow       # None: nothing waits for a request
+        self.draw, self.sessions, self.tell_output, self.tap = draw, sessions, tell_output, tap
         self.live, self.answers, self.contended = {}, [], {}
         self.waiting = [0] * classes
 
@@ -119,15 +123,20 @@ cdef class Loop:
     cdef object _arrive(self, TraceRow row, int64_t now_ns):
         cdef _Live live = _Live.__new__(_Live)
         cdef str request_id = f"r{row.file_index}-{row.row}"
-        cdef str policy_class = row.policy_class
+        cdef str policy_class = row.policy_class, session_id = None
         if policy_class is None and self.draw is not None:
             policy_class = self.draw(row.file_index, row.row)
         live.index = self.table.append(row.file_index, row.row, now_ns, row.prompt_tokens, row.output_tokens)
         live.row, live.parked = row, -1
+        if row.session_id is not None:
+            # The files' sessions are not each other's.
+            session_id = f"{row.file_index}:{row.session_id}"
+            self.table.cells(live.index)[SESSION] = self.sessions.told(row.file_index, row.session_id)
         self.live[request_id] = live
         return RequestArrived(now_ns, Request(
             request_id, row.prompt_tokens, policy_class, row.strict_priority, row.priority,
-            block_hashes=row.block_hashes, expected_output_tokens=row.output_tokens if self.tell_output else None))
+            block_hashes=row.block_hashes, expected_output_tokens=row.output_tokens if self.tell_output else None,
+            session_id=session_id))
 
     cdef int _collect(self, int64_t now_ns) except -1:
         """Note the times of requests that the engine has finished."""
@@ -141,6 +150,8 @@ cdef class Loop:
             cells[OUTCOME] = COMPLETED
             cells[FIRST_TOKEN_NS], cells[FINISH_NS], cells[ENGINE_CACHED_TOKENS] = done[1], done[2], done[3]
             cells[PREEMPTIONS] = done[4]
+            if self.follow is not None:
+                self.follow(cells[FILE_INDEX], cells[ROW], True, now_ns)
             self.table.seal(live.index)
         if finished:
             self.arrivals.ended(len(finished), now_ns)
@@ -191,6 +202,9 @@ cdef class Loop:
 
     cdef int _park(self, Park action) except -1:
         cdef _Live live = self.live[action.request_id]
+        self._unpark(live)
+        if action.reason is _DEFERRED:
+            return 0  # held back by an admission policy: it does not compete yet
         live.parked = action.class_index
         self.waiting[action.class_index] += 1
         self.n_parked += 1
@@ -223,7 +237,10 @@ cdef class Loop:
         return self._end(live, EVICTED, now_ns)
 
     cdef int _end(self, _Live live, int outcome, int64_t now_ns) except -1:
-        self.table.cells(live.index)[OUTCOME] = outcome
+        cdef int64_t *cells = self.table.cells(live.index)
+        cells[OUTCOME] = outcome
+        if self.follow is not None:
+            self.follow(cells[FILE_INDEX], cells[ROW], False, now_ns)
         self.table.seal(live.index)
         self.arrivals.ended(1, now_ns)
         return 0

@@ -132,4 +132,4 @@ def plain_row(bytes line not None, int64_t trace_block_size, int64_t block_size,
         if count != (values[1] - 1) // trace_block_size + 1 or (values[1] - 1) // block_size + 1 > names_max:
             return None
         array.resize(ids, count)
-    return (values[0] * 1_000_000, values[1], values[2], ids if count else None, None, None, 0.0, 0, None)
+    return (values[0] * 1_000_000, values[1], values[2], ids if count else None, None, None, 0.0, 0, None, None)

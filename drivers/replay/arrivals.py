@@ -1,11 +1,12 @@
 """When the next row of a trace arrives: at its own time, or as soon as another request has ended.
 
-OpenLoop and ClosedLoop have the same three members: next_ns, take(), ended().
+OpenLoop, ClosedLoop and, in turns.py, SessionLoop have the same members: next_ns, take(), ended(), and follow, which is
+told of each request that ends, or None.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from fractions import Fraction
 
 from kvcore.errors import InvalidTrace
@@ -19,8 +20,11 @@ class FittingRows:
     """Rows that some worker can hold. unfit: how many others were left out.
 
     kv_tokens: what the KV cache of a worker holds. paths: names of the files, for error texts.
+    left_out: told of each of those.
     Raises while iterating: InvalidTrace for a row that fits no worker, unless skip_unfit.
     """
+
+    left_out: Callable[[TraceRow], None] | None = None
 
     def __init__(self, rows: Iterable[TraceRow], kv_tokens: int, paths: Sequence[str], skip_unfit: bool) -> None:
         self._rows, self._kv_tokens, self._paths, self._skip = rows, kv_tokens, paths, skip_unfit
@@ -33,6 +37,8 @@ class FittingRows:
                 yield row
             elif self._skip:
                 self.unfit += 1
+                if self.left_out is not None:
+                    self.left_out(row)
             else:
                 path = self._paths[row.file_index] if self._paths else f"file {row.file_index}"
                 tokens = row.prompt_tokens + row.output_tokens
@@ -42,6 +48,8 @@ class FittingRows:
 
 class OpenLoop:
     """Arrivals at the times of the trace. next_ns: when the next one is due."""
+
+    follow = None
 
     def __init__(self, rows: Iterable[TraceRow], ratio: Fraction) -> None:
         self._rows = iter(rows)
@@ -72,6 +80,8 @@ class OpenLoop:
 
 class ClosedLoop:
     """Arrivals that keep a fixed number of requests in flight."""
+
+    follow = None
 
     def __init__(self, rows: Iterable[TraceRow], concurrency: int) -> None:
         self._rows = iter(rows)

@@ -1,7 +1,8 @@
-"""The trace formats: which one a file is, and one parser of rows for each.
+"""The trace formats: which one a file is, and one parser of rows for each; those of agents have readers (agentic.py).
 
 A parser takes the bytes of one data line and returns RowFacts or raises Unusable; it holds no state beyond the header's
-column positions. What each format makes of odd input stands in the docstring of traces.py.
+column positions and, for bailian, the chats so far. What each format makes of odd input stands in the docstring of
+traces.py.
 """
 
 from __future__ import annotations
@@ -11,7 +12,11 @@ import json
 import re
 from collections.abc import Sequence
 
+from .agentic import Opened, dynamo, llmservingsim, weka
+from .bailian import bailian_parser
+from .lines import LINE_MAX, Lines
 from .mooncake import mooncake_parser
+from .otel import otel
 from .values import (
     RowFacts,
     RowParser,
@@ -23,11 +28,14 @@ from .values import (
     wall_text_ns,
 )
 
-FORMATS: tuple[str, ...] = ("mooncake", "azure", "burstgpt", "vidur")
+FORMATS: tuple[str, ...] = (
+    "mooncake", "azure", "burstgpt", "vidur", "bailian", "dynamo", "weka", "otel", "llmservingsim")
 #: Formats whose times are points of the calendar; the others count from a zero of their own.
-ABSOLUTE = frozenset({"azure"})
-#: Formats whose rows name the blocks of their prompts.
-HASHED = frozenset({"mooncake"})
+ABSOLUTE = frozenset({"azure", "dynamo", "otel"})
+#: Formats whose rows name the blocks of their prompts but do not say how large these are: what is usual.
+BLOCK_SIZES = {"mooncake": 512, "bailian": 16}
+#: Formats that are read by a reader of their own, not line by line.
+READ_WHOLE = frozenset({"dynamo", "weka", "otel", "llmservingsim"})
 _NAMES = ", ".join(FORMATS)
 #: The columns a CSV format needs, in the order its parser wants them; matched without regard to case.
 _COLUMNS = {
@@ -37,15 +45,18 @@ _COLUMNS = {
 }
 _WHOLE_ARRAY = re.compile(rb"\[\s*(?:[\[{\]]|$)")
 _JSON_KEY = re.compile(rb'"([A-Za-z_]+)"\s*:')
-#: Would pass for mooncake, with seconds read as milliseconds.
-_BAILIAN_KEY = "parent_chat_id"
+#: Keys that mark a format of JSON. A Bailian row would pass for mooncake, with seconds read as milliseconds.
+_KEYS = {
+    "parent_chat_id": "bailian", "input_length": "mooncake", "output_length": "mooncake", "event": "dynamo",
+    "hash_id_scope": "weka", "spans": "otel", "input_toks": "llmservingsim", "sub_requests": "llmservingsim",
+}
 #: Keys that mark JSON lines of another kind.
 _FOREIGN_KEYS = {
-    _BAILIAN_KEY: "a Bailian trace (seconds, blocks of 16 tokens)",
-    "event": "a Dynamo request trace",
-    "hash_id_scope": "an agentic trace",
-    "input_toks": "an LLMServingSim trace",
+    "query_type": "a Tair KVCache optimizer trace, whose requests have no output",
+    "token_ids": "a trace of Tair KVCache's token ids, whose requests have no output",
 }
+#: Formats of one JSON object, which may stand on many lines.
+_DOCUMENTS = frozenset({"weka", "otel"})
 
 
 def detect(lines: Sequence[bytes]) -> str:
@@ -61,15 +72,18 @@ def detect(lines: Sequence[bytes]) -> str:
                 return name
         _refuse_header(text, header)
     if lines[0] == b"{":
+        known = _marked({key.decode() for line in lines for key in _JSON_KEY.findall(line)})
+        if known in _DOCUMENTS:
+            return known
         raise Unusable("one JSON document over several lines, not one object a line")
     for line in lines:
         if line.startswith(b"{"):
             keys = _json_keys(line)
-            if _BAILIAN_KEY not in keys and not keys.isdisjoint(("input_length", "output_length")):
-                return "mooncake"
+            if (known := _marked(keys)) is not None:
+                return known
             for key, kind in _FOREIGN_KEYS.items():
                 if key in keys:
-                    raise Unusable(f"{kind}, not one of the formats read here: {_NAMES}")
+                    raise Unusable(f"{kind}; the formats read here: {_NAMES}")
     seen = lines[0][:60].decode("utf-8", "replace")
     raise Unusable(f"cannot tell the format ({_NAMES}): the file starts with {seen!r}")
 
@@ -83,6 +97,8 @@ def row_parser(name: str, first: bytes | str, trace_block_size: int, block_size:
         if isinstance(first, bytes):
             _refuse_array(first)
         return mooncake_parser(trace_block_size, block_size), False
+    if name == "bailian":
+        return bailian_parser(trace_block_size, block_size), False
     if isinstance(first, str):
         raise Unusable(f"the header cannot be read: {first}")
     text = first.decode("utf-8", "replace")
@@ -98,15 +114,31 @@ def row_parser(name: str, first: bytes | str, trace_block_size: int, block_size:
     return {"azure": _azure, "burstgpt": _burstgpt, "vidur": _vidur}[name](folded), True
 
 
+def read_whole(name: str, lines: Lines, wanted: int | None) -> Opened:
+    """The rows of a file of one of READ_WHOLE. wanted: tokens per block. Raises Unusable."""
+    if name == "llmservingsim":
+        return Opened(None, llmservingsim(lines))
+    return {"dynamo": dynamo, "weka": weka}[name](lines, wanted) if name != "otel" else otel(lines)
+
+
+def is_document(start: bytes) -> bool:
+    """Whether a file whose first line begins so is one JSON object, which may be long."""
+    return _marked({key.decode() for key in _JSON_KEY.findall(start)}) in _DOCUMENTS
+
+
+def _marked(keys: set[str]) -> str | None:
+    return next((name for key, name in _KEYS.items() if key in keys), None)
+
+
 def _refuse_array(first: bytes) -> None:
     if _WHOLE_ARRAY.match(first):
         raise Unusable("one JSON array: convert it to one object a line")
 
 
 def _json_keys(line: bytes) -> set[str]:
-    """Top-level keys of a JSON object, or every key in sight if it is damaged."""
+    """Top-level keys of a JSON object, or every key in sight if it is damaged or long."""
     try:
-        record = json.loads(line.decode("utf-8", "replace"))
+        record = json.loads(line.decode("utf-8", "replace")) if len(line) <= LINE_MAX else None
     except (ValueError, RecursionError):
         record = None
     if isinstance(record, dict):
@@ -173,7 +205,7 @@ def _azure(header: list[str]) -> RowParser:
             wall_text_ns(fields[when], "TIMESTAMP"),
             positive_tokens_text(fields[prompt], "ContextTokens"),
             positive_tokens_text(fields[output], "GeneratedTokens"),
-            None, None, None, 0.0, 0, None,
+            None, None, None, 0.0, 0, None, None,
         )
 
     return parse
@@ -189,7 +221,7 @@ def _vidur(header: list[str]) -> RowParser:
             seconds_text_ns(fields[when], "arrived_at"),
             positive_tokens_text(fields[prompt], "num_prefill_tokens"),
             positive_tokens_text(fields[output], "num_decode_tokens"),
-            None, None, None, 0.0, 0, None,
+            None, None, None, 0.0, 0, None, None,
         )
 
     return parse
@@ -215,6 +247,6 @@ def _burstgpt(header: list[str]) -> RowParser:
         # `nan` is how pandas writes an absent value.
         if session_id is not None and session_id.casefold() in ("", "nan"):
             session_id = None
-        return (time_ns, prompt_tokens, output_tokens, None, session_id, None, 0.0, 0, None)
+        return (time_ns, prompt_tokens, output_tokens, None, session_id, None, 0.0, 0, None, None)
 
     return parse

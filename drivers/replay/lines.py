@@ -11,7 +11,7 @@ import io
 import os
 import zlib
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any, TypeAlias
 
@@ -19,6 +19,8 @@ from kvcore.errors import InvalidTrace
 
 #: Longest line, bytes, its end included. A longer one is refused without ever being held in memory.
 LINE_MAX = 16 << 20
+#: The same of a first line that is the whole file.
+DOCUMENT_MAX = 256 << 20
 
 #: 1-based physical line (None: none can be named), and its bytes without the blanks around or why it cannot be read.
 Line: TypeAlias = tuple[int | None, bytes | str]
@@ -51,16 +53,17 @@ class Lines:
     Yields Line pairs. Blank lines (blanks, tabs, carriage returns) are counted but not handed out; a UTF-8 byte order
     mark in front of the first line and carriage returns at line ends are stripped; the last line may lack its newline.
     A damaged or cut gzip stream ends the file with one last pair (None, reason); the line it broke off in is lost.
+    long_first: whether a first line that begins so may have DOCUMENT_MAX bytes.
     Raises: InvalidTrace with line None, from the constructor (cannot be opened, empty, not text, carriage returns alone
         as line ends) or while reading (the system's read error).
     Cost: one C-level readline and a few scans a line; memory: one line, plus the lines that peek() holds.
     """
 
-    def __init__(self, file: str) -> None:
+    def __init__(self, file: str, long_first: Callable[[bytes], bool] = lambda start: False) -> None:
         self.file = file
         self._exit = ExitStack()
         try:
-            self._lines = _read(file, self._open())
+            self._lines = _read(file, self._open(), long_first)
         except BaseException:
             self.close()
             raise
@@ -113,7 +116,7 @@ class Lines:
         return stream
 
 
-def _read(file: str, stream: io.BufferedReader[Any]) -> Iterator[Line]:
+def _read(file: str, stream: io.BufferedReader[Any], long_first: Callable[[bytes], bool]) -> Iterator[Line]:
     """The lines of an opened file.
 
     Not a method: a generator that holds its Lines would leave the closing of the file to the garbage collector.
@@ -126,6 +129,9 @@ def _read(file: str, stream: io.BufferedReader[Any]) -> Iterator[Line]:
             number += 1
             if number == 1 and line.startswith(_BOM):
                 line = line[len(_BOM) :]
+            if number == 1 and len(line) > limit and long_first(line[:_CHUNK]):
+                limit = DOCUMENT_MAX
+                line += readline(limit + 1 - len(line))
             if len(line) > limit:
                 while line and not line.endswith(b"\n"):
                     line = readline(_CHUNK)

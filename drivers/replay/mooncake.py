@@ -1,4 +1,4 @@
-"""The Mooncake format: one JSON object a line, block ids that are local to their file.
+"""The Mooncake format: one JSON object a line, block ids that are local to their file. Other JSON reads values alike.
 
 mooncake_parser reads and checks a row; block_namer turns its ids into names that hold beyond the file. They are apart
 because names take five times the memory of ids: rows wait in the reorder window unnamed.
@@ -16,10 +16,13 @@ from typing import Any, NoReturn, TypeAlias
 from kvcore.hashing import chain, sequence_hashes
 
 from ._scan import plain_row
-from .values import TOKENS_MAX, RowFacts, RowParser, Unusable, decimal, scaled_ns, show
+from .values import TIME_END_NS, TOKENS_MAX, Links, RowFacts, RowParser, Unusable, decimal, scaled_ns, show
 
 #: Most block names a row may have: 16 million tokens in blocks of 16.
 NAMES_MAX = 1 << 20
+
+#: Sessions of which a row without a timestamp may be one.
+_SESSIONS_MAX = 65_536
 
 #: (ids of a row, its prompt_tokens) -> names of its blocks.
 BlockNamer: TypeAlias = "Callable[[array[int], int], tuple[int, ...]]"
@@ -78,34 +81,56 @@ def mooncake_parser(trace_block_size: int, block_size: int) -> RowParser:
 
 
 def careful_parser(trace_block_size: int, block_size: int) -> RowParser:
-    """The parser that knows the whole format, and says what is wrong with a row."""
+    """The parser that knows the whole format, and says what is wrong with a row.
+
+    It remembers the times of the latest _SESSIONS_MAX sessions: rows without a timestamp count from them.
+    """
+
+    times: dict[str, int] = {}  # of the latest rows of sessions, the latest session last
+
+    def time_of(record: dict[str, Any]) -> int:
+        session = record.get("session_id")
+        earlier_ns = times.pop(session, None) if type(session) is str else None
+        if record.get("timestamp") is None and record.get("delay") is not None and earlier_ns is not None:
+            time_ns = earlier_ns + milliseconds(record, "delay")
+            if time_ns >= TIME_END_NS:
+                raise Unusable("delay leads beyond 2^62 ns (146 years)")
+        else:
+            time_ns = milliseconds(record, "timestamp")
+        if type(session) is str:
+            if len(times) == _SESSIONS_MAX:
+                del times[next(iter(times))]
+            times[session] = time_ns
+        return time_ns
 
     def parse(line: bytes) -> RowFacts:
-        record = _json_object(line)
+        record = json_object(line)
         if "delay_ms" in record:
             if "delay" in record:
                 raise Unusable("both delay and delay_ms are given")
             record["delay"] = record["delay_ms"]
-        time_ns = _milliseconds(record, "timestamp")
-        prompt_tokens = _tokens(record, "input_length")
-        output_tokens = _tokens(record, "output_length")
+        time_ns = time_of(record)
+        prompt_tokens = tokens(record, "input_length")
+        output_tokens = tokens(record, "output_length")
         ids = record.get("hash_ids")
         return (
             time_ns,
             prompt_tokens,
             output_tokens,
-            None if ids is None or ids == [] else _block_ids(ids, prompt_tokens, trace_block_size, block_size),
-            _text(record, "session_id"),
-            None if record.get("delay") is None else _milliseconds(record, "delay"),
+            None if ids is None or ids == [] else block_ids(ids, prompt_tokens, trace_block_size, block_size),
+            text(record, "session_id"),
+            None if record.get("delay") is None else milliseconds(record, "delay"),
             _priority(record),
             _strict_priority(record),
-            _text(record, "policy_class"),
+            text(record, "policy_class"),
+            _links(record),
         )
 
     return parse
 
 
-def _json_object(line: bytes) -> dict[str, Any]:
+def json_object(line: bytes) -> dict[str, Any]:
+    """The one JSON object that the bytes are."""
     try:
         record = _decode(line.decode())
     except UnicodeDecodeError as error:
@@ -122,22 +147,24 @@ def _json_object(line: bytes) -> dict[str, Any]:
     return record
 
 
-def _field(record: dict[str, Any], key: str) -> Any:
+def field(record: dict[str, Any], key: str) -> Any:
+    """What the record has there."""
     if key not in record:
         raise Unusable(f"{key} is missing")
     return record[key]
 
 
-def _milliseconds(record: dict[str, Any], key: str) -> int:
+def milliseconds(record: dict[str, Any], key: str) -> int:
     """A number of milliseconds as nanoseconds; type() and not isinstance(), because true is an int to Python."""
-    value = _field(record, key)
+    value = field(record, key)
     if type(value) is not int and type(value) is not Decimal:
         raise Unusable(f"{key} is not a number of milliseconds: {show(value)}")
     return scaled_ns(value, 6, key)
 
 
-def _tokens(record: dict[str, Any], key: str) -> int:
-    value = _field(record, key)
+def tokens(record: dict[str, Any], key: str) -> int:
+    """A count of tokens, 1..2^53."""
+    value = field(record, key)
     if type(value) is not int:
         raise Unusable(f"{key} is not an integer: {show(value)}")
     if not 1 <= value <= TOKENS_MAX:
@@ -145,7 +172,8 @@ def _tokens(record: dict[str, Any], key: str) -> int:
     return value
 
 
-def _block_ids(ids: object, prompt_tokens: int, trace_block_size: int, block_size: int) -> array[int]:
+def block_ids(ids: object, prompt_tokens: int, trace_block_size: int, block_size: int) -> array[int]:
+    """Ids of the blocks of a prompt, the last one of which may be partial."""
     if type(ids) is not list:
         raise Unusable(f"hash_ids is not an array: {show(ids)}")
     blocks = -(-prompt_tokens // trace_block_size)
@@ -164,7 +192,8 @@ def _block_ids(ids: object, prompt_tokens: int, trace_block_size: int, block_siz
         raise Unusable("hash_ids holds an id outside 0..2^64-1") from None
 
 
-def _text(record: dict[str, Any], key: str) -> str | None:
+def text(record: dict[str, Any], key: str) -> str | None:
+    """A text that is not empty; None: absent or null."""
     value = record.get(key)
     if value is None:
         return None
@@ -198,3 +227,13 @@ def _strict_priority(record: dict[str, Any]) -> int:
     if type(value) is not int or not 0 <= value < 1 << 32:
         raise Unusable(f"strict_priority is not an integer in 0..2^32-1: {show(value)}")
     return value
+
+
+def _links(record: dict[str, Any]) -> Links | None:
+    """request_id, and wait_for: ids of other requests of the file."""
+    request_id, awaited = text(record, "request_id"), record.get("wait_for")
+    if awaited is None:
+        return None if request_id is None else (request_id, None, None)
+    if type(awaited) is not list or any(type(item) is not str for item in awaited):
+        raise Unusable(f"wait_for is not an array of strings: {show(awaited)}")
+    return request_id, tuple(awaited), None

@@ -22,12 +22,13 @@ from kvcore.actions import RejectReason
 
 from .quantiles import SHIFTS, Spread
 from .result import COLUMNS, ReplayResult, RunOutcome, latencies_ns
+from .sessions import sessions_of
 
 PERCENTILES = (50, 90, 99)
 LATENCIES = ("queue_wait", "ttft", "itl", "e2e")
 CSV_COLUMNS = (
     "id", "file", "row", "class", "arrival_ns", "outcome", "reason", "worker", "wait_ns", "ttft_ns", "itl_ns", "e2e_ns",
-    "prompt_tokens", "cached_tokens", "engine_cached_tokens", "output_tokens", "preemptions",
+    "prompt_tokens", "cached_tokens", "engine_cached_tokens", "output_tokens", "preemptions", "session",
 )
 _CSV_CHUNK = 8192
 #: Rows of the table that are looked at together; a table of up to so many is sorted instead of read several times.
@@ -50,9 +51,11 @@ def ratio(part: int | Fraction, whole: int | Fraction) -> float | None:
 def summarize(result: ReplayResult) -> dict[str, Any]:
     """All numbers of a replay that do not depend on the machine, as JSON values.
 
-    requests: completed, rejected and evicted ones; what was read and skipped before is for the caller to add.
+    requests: completed, rejected, evicted and, in a closed loop of sessions, abandoned ones; what was read and skipped
+        before is for the caller to add.
     classes: one entry per class of the profile that had requests, in its order, then one named None for requests that
         ended before they had a class. total: the same numbers over all requests, without shares.
+    sessions: see sessions.py; None if no request has one.
     """
     groups = _groups(result)
     entries = [groups[-1].entry(None)] if -1 in groups else []
@@ -72,15 +75,14 @@ def summarize(result: ReplayResult) -> dict[str, Any]:
             "contended": {"uncached_tokens": served, "share": rounded(share), "quantum_share": rounded(due)},
         }
         known.append(entry)
+    ended = {
+        "completed": total["completed"], "rejected": sum(total["rejected"].values()), "evicted": total["evicted"]}
     return {
-        "requests": {
-            "completed": total["completed"],
-            "rejected": sum(total["rejected"].values()),
-            "evicted": total["evicted"],
-        },
+        "requests": ended | ({} if result.abandoned is None else {"abandoned": result.abandoned}),
         "classes": known + entries,
         "total": total,
         "workers": _workers(result),
+        "sessions": sessions_of(result.table.blocks(PIECE), [item.name for item in result.profile.classes]),
         "simulated_ns": result.end_ns - result.start_ns,
         "start_ns": result.start_ns,
         "end_ns": result.end_ns,
@@ -223,6 +225,7 @@ def _csv_lines(result: ReplayResult, paths: Sequence[str]) -> Iterator[list[list
     names = [item.name for item in result.profile.classes] + [""]  # class_index -1 is the last
     outcomes = [outcome.name.lower() for outcome in RunOutcome]
     reasons = [""] + [reason.name for reason in RejectReason]
+    sessions = result.sessions.names()
     for chunk in result.table.blocks(_CSV_CHUNK):
         columns: dict[str, list[int]] = {name: _column(chunk, name).tolist() for name in COLUMNS}
         times = [[None if value < 0 else value for value in column.tolist()] for column in latencies_ns(chunk).values()]
@@ -243,6 +246,7 @@ def _csv_lines(result: ReplayResult, paths: Sequence[str]) -> Iterator[list[list
                 columns["engine_cached_tokens"],
                 columns["output_tokens"],
                 columns["preemptions"],
+                [next(sessions) if tag else "" for tag in columns["session"]],
                 strict=True,
             )
         ]

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from fractions import Fraction
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +16,9 @@ from kvcore.stats import SchedulerStats
 
 from . import _table
 from ._table import RequestTable
+
+if TYPE_CHECKING:
+    from .sessions import SessionNames
 
 
 class RunOutcome(IntEnum):
@@ -28,7 +32,8 @@ class RunOutcome(IntEnum):
 
 #: Columns of RequestTable. class_index: as the core decided, -1 if it never did. reason: RejectReason or 0. worker: -1
 #: if it never ran. wait_ns, first_token_ns, finish_ns: -1 until known; the last two are absolute. cached_tokens: what
-#: the core expected at dispatch. engine_cached_tokens: what the engine found when it first ran the prompt.
+#: the core expected at dispatch. engine_cached_tokens: what the engine found when it first ran the prompt. session: tag
+#: of the session (sessions.SessionNames), 0 if it has none.
 COLUMNS = _table.COLUMNS
 WIDTH = len(COLUMNS)
 
@@ -74,6 +79,8 @@ class ReplayResult:
     """A finished replay. Nothing in it depends on the machine or on wall-clock time.
 
     unfit: rows left out because no worker could ever hold them. start_ns, end_ns: first arrival, last instant.
+    abandoned: turns that never arrived, because a request that they continue did not complete; None if the sessions
+        were not in a closed loop. sessions: their names.
     workers: the engine's counters by worker, see Fleet.counters.
     events, steps: facts stepped into the core, and batches. ignored: facts that the core called stale.
     contended: uncached tokens dispatched while several classes had parked requests: per set of such classes (bit i =
@@ -86,6 +93,8 @@ class ReplayResult:
     stats: SchedulerStats
     workers: Sequence[Mapping[str, int]]
     unfit: int
+    abandoned: int | None
+    sessions: SessionNames
     ignored: int
     start_ns: int
     end_ns: int

@@ -16,3 +16,4 @@ cdef class TraceRow:
     cdef readonly str policy_class             # or None
     cdef readonly int64_t file_index
     cdef readonly int64_t row
+    cdef readonly tuple after                  # of int, or None

@@ -13,7 +13,11 @@ class TraceRow:
     prompt_tokens, output_tokens: 1..2^53.
     block_hashes: shape (ceil(prompt_tokens / TraceStream.block_size),) or (); names of the prompt's blocks, root to
         leaf, each naming its whole prefix and its file, 0..2^64-1. (): the content is unknown.
-    session_id: rows of one file with an equal one belong together. delay_ns: pause after the session's previous answer.
+    session_id: rows of one file with an equal one belong together, those of sub-agents included.
+    delay_ns: pause after the answer, or the last of the answers, that the request waits for.
+    after: row numbers of the same file that must have ended before this request is sent. The first is the one whose
+        answer it continues, the others may have ended in any way; (): it waits for none; None: it continues the row
+        before it of its session, if there is one.
     priority: seconds of head start. strict_priority: 0..2^32-1, higher first. policy_class: class or family name.
     file_index: position of its file among the paths, from 0.
     row: number of the data row in its file, from 1; blank lines and the header do not count, bad rows do.
@@ -30,3 +34,4 @@ class TraceRow:
     policy_class: str | None = None
     file_index: int = 0
     row: int = 1
+    after: tuple[int, ...] | None = None

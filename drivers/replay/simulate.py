@@ -9,8 +9,11 @@ t itself form a further batch at t.
 Closed loop (concurrency N): the times of the trace are ignored; N requests are in flight, and the next row arrives at
 the instant at which one ends, in the batch that holds its RequestFinished, or in one of its own after a Reject.
 
-Memory: what is live, the blocks that the workers and the core's index hold, and a table of 120 bytes a request, which
-moves to a temporary file as it grows (_table). The loop itself is compiled (_loop).
+Closed loop of sessions: a turn arrives its delay after what it waits for has ended here, see turns.SessionLoop.
+
+Memory: what is live, the blocks that the workers and the core's index hold, and a table of 128 bytes a request, which
+moves to a temporary file as it grows (_table), as the trace itself does in a closed loop of sessions (turns). The loop
+itself is compiled (_loop).
 """
 
 from __future__ import annotations
@@ -36,6 +39,8 @@ from .classes import ClassMix
 from .presets import EngineSpec
 from .result import ReplayResult
 from .rows import TraceRow
+from .sessions import SessionNames
+from .turns import SessionLoop
 
 Tap = Callable[[Sequence[AnyEvent], Sequence[AnyAction], Scheduler], None]
 
@@ -50,6 +55,7 @@ def simulate(
     seed: int = 0,
     speedup: Fraction | Decimal | float | str = 1,
     concurrency: int | None = None,
+    closed_loop: bool = False,
     paths: Sequence[str] = (),
     skip_unfit: bool = False,
     tell_output: bool = False,
@@ -62,6 +68,7 @@ def simulate(
     classes: class of rows whose trace names none, drawn with seed. None: such rows name no class.
     speedup: arrival times are divided by it, exactly; a float counts as the decimal that it prints as.
     concurrency: closed loop with so many requests in flight; arrival times and speedup are ignored.
+    closed_loop: closed loop of sessions: only what waits for nothing arrives at the times of the trace.
     paths: names of the files, by file_index, for error texts.
     skip_unfit: leave out rows that no worker could ever hold, and count them.
     tell_output: requests say how long their answers will be, as the trace has it.
@@ -73,21 +80,33 @@ def simulate(
         raise InvalidConfig(f"workers must be >= 1, not {workers!r}")
     if concurrency is not None and concurrency < 1:
         raise InvalidConfig(f"concurrency must be >= 1, not {concurrency!r}")
+    if concurrency is not None and closed_loop:
+        raise InvalidConfig("concurrency and closed_loop are two kinds of load: one of them")
     if classes is not None:
         classes.check(config.effective_profile())
     spec = spec.scaled(config.block_size)
     if spec.kv_blocks < 1:
         raise InvalidConfig(f"block size {config.block_size} is larger than the KV cache of engine {spec.name}")
     source = FittingRows(rows, spec.kv_tokens, paths, skip_unfit)
-    arrivals = OpenLoop(source, _ratio(speedup)) if concurrency is None else ClosedLoop(source, concurrency)
+    arrivals = _arrivals(source, _ratio(speedup), concurrency, closed_loop)
     profile = config.effective_profile()
     draw = None if classes is None else partial(classes.draw, seed)
+    sessions = SessionNames()
     loop = Loop(
         Scheduler(config), Fleet(workers, spec, config.block_size), RequestTable(), arrivals, draw=draw,
-        tell_output=tell_output, tap=tap, classes=len(profile.classes))
+        sessions=sessions, tell_output=tell_output, tap=tap, classes=len(profile.classes))
     _add_workers(loop, spec, workers)
     loop.run(progress)
-    return _result(loop, profile, source.unfit)
+    abandoned = arrivals.abandoned if isinstance(arrivals, SessionLoop) else None
+    return _result(loop, profile, source.unfit, abandoned, sessions)
+
+
+def _arrivals(
+    source: FittingRows, ratio: Fraction, concurrency: int | None, closed_loop: bool
+) -> OpenLoop | ClosedLoop | SessionLoop:
+    if closed_loop:
+        return SessionLoop(source, ratio)
+    return OpenLoop(source, ratio) if concurrency is None else ClosedLoop(source, concurrency)
 
 
 def _ratio(speedup: Fraction | Decimal | float | str) -> Fraction:
@@ -102,7 +121,9 @@ def _add_workers(loop: Loop, spec: EngineSpec, workers: int) -> None:
     loop.step([WorkerUpserted(0, WorkerConfig(i, 0, 1, *limits)) for i in range(workers)])
 
 
-def _result(loop: Loop, profile: PolicyProfile, unfit: int) -> ReplayResult:
+def _result(
+    loop: Loop, profile: PolicyProfile, unfit: int, abandoned: int | None, sessions: SessionNames
+) -> ReplayResult:
     """The numbers of a finished run."""
     unended = loop.unended
     if unended:
@@ -110,7 +131,8 @@ def _result(loop: Loop, profile: PolicyProfile, unfit: int) -> ReplayResult:
     core, counters = loop.core, loop.fleet.counters()
     workers = [dict(zip(counters.dtype.names or (), row, strict=True)) for row in counters.tolist()]
     return ReplayResult(
-        table=loop.table, profile=profile, stats=core.stats(), workers=workers, unfit=unfit, ignored=loop.ignored,
+        table=loop.table, profile=profile, stats=core.stats(), workers=workers, unfit=unfit,
+        abandoned=abandoned, sessions=sessions, ignored=loop.ignored,
         start_ns=loop.start_ns, end_ns=loop.now_ns, events=loop.events, steps=loop.steps, contended=loop.contended,
         digest=core.digest(), audit=core.audit(),
     )

@@ -96,6 +96,8 @@ def _lines(report: dict[str, Any]) -> list[str]:
         if entry["rejected"]:
             reasons = ", ".join(f"{count:,} {reason}" for reason, count in entry["rejected"].items())
             lines.append(f"rejected   {_name(entry)}: {reasons}")
+    if report["sessions"] is not None:
+        lines += _sessions(report["sessions"])
     if any(entry["name"] is not None and entry["contended"]["uncached_tokens"] for entry in report["classes"]):
         lines.append("contended  tokens dispatched while several classes waited; due: quantum share")
     if report["unknown_class_names"]:
@@ -107,6 +109,27 @@ def _lines(report: dict[str, Any]) -> list[str]:
         f"digest     {report['digest']}",
     ]
     return lines
+
+
+def _sessions(sessions: dict[str, Any]) -> list[str]:
+    """Sessions of all classes; JSON tells them apart."""
+    turns, lasted, wait = sessions["requests"], sessions["duration_ns"], sessions["mean_queue_wait_ns"]
+    lines = [
+        f"sessions   {sessions['sessions']:,}, {sessions['completed']:,} completed; {turns['p50']:,} requests each at "
+        f"the median, {turns['max']:,} at most",
+        "           from first arrival to last answer " + _spread(lasted),
+        "           mean queue wait " + _spread(wait),
+    ]
+    if sessions["slowdown"]["count"]:
+        slowdown = ", ".join(f"{key} {sessions['slowdown'][key]:.3f}" for key in ("p50", "p99", "max"))
+        index = sessions["jain_index"]
+        fair = "" if index is None else f"; Jain's index of service rates {index:.3f}"
+        lines.append(f"           slowdown by queueing {slowdown}{fair}")
+    return lines
+
+
+def _spread(values: dict[str, int | None]) -> str:
+    return ", ".join(f"{key} {duration(values[key])}" for key in ("p50", "p99", "max"))
 
 
 def duration(value_ns: int | None) -> str:

@@ -6,17 +6,32 @@ InvalidTrace(file, None, reason) from open_traces, with skip_bad too.
 
 Formats (told by content, not by name; `format` forces one)
     mooncake  JSON lines: timestamp (ms), input_length, output_length; optional hash_ids, session_id, delay or delay_ms
-              (ms), priority (s), strict_priority, policy_class. Unknown fields are ignored.
+              (ms), priority (s), strict_priority, policy_class, request_id, wait_for (request_ids of lines before, the
+              one whose answer is continued first). Unknown fields are ignored.
     azure     CSV: TIMESTAMP, ContextTokens, GeneratedTokens, located by header name as in every CSV format.
     burstgpt  CSV: Timestamp (s), Request tokens, Response tokens; Total tokens and Session ID where present.
     vidur     CSV: arrived_at (s), num_prefill_tokens, num_decode_tokens.
+    bailian   JSON lines: timestamp (s), input_length, output_length, hash_ids of 16 tokens, chat_id, parent_chat_id.
+    dynamo    JSON lines of request traces (v1) in order of completion: of each request_end, when it was received, how
+              long it took, its tokens and hashes, its session and that session's parent. Other events are no rows.
+    weka      one JSON object, a session: requests with t (s), in, out, hash_ids of full blocks, api_time or the
+              think_time of the next one; entries of type `subagent` hold requests whose t counts from the entry's.
+    otel      one JSON object with GenAI spans; tokens are estimated where a span does not count them (otel.py).
+    llmservingsim  JSON lines: input_toks, output_toks, arrival_time_ns; or arrival_time_ns and sub_requests with
+              tool_duration_ns, whose later requests stand where they would if answers took no time.
+
+Sessions
+    Rows with the same session_id are one session, sub-agents included; of dynamo, that of the topmost parent. Who waits
+    for whom is what mooncake, bailian and llmservingsim say, or else each row continues the one before it of its
+    session. In dynamo, weka and otel, where requests have ends, it is what had ended when a request began (links.py).
 
 Time
-    Exact to the nanosecond; finer digits round half to even. 0 .. 2^62-1 ns on the file's own clock (azure: since 1970,
-    UTC where no offset is written). Relative formats count from their own zero. azure files are placed so that the
-    earliest first row among them stands at that zero. Rows are merged by (time, file, row), and the first row of the
-    merged stream has arrival_ns 0.
+    Exact to the nanosecond; finer digits round half to even. 0 .. 2^62-1 ns on the file's own clock (azure, dynamo and
+    otel: since 1970, UTC where no offset is written). Relative formats count from their own zero. The others are placed
+    so that the earliest first row among them stands at that zero. Rows are merged by (time, file, row), and the first
+    row of the merged stream has arrival_ns 0.
     A row may stand up to REORDER_ROWS rows late in its file; one that belongs before a row already given out is bad.
+    A mooncake row without a timestamp stands its delay after the row before it of its session.
     A first timestamp above 0 and calendar milliseconds in a mooncake file are fine; a negative time is a bad row.
 
 Bad rows
@@ -24,14 +39,18 @@ Bad rows
     of thousands of digits, an exponent that no decimal holds); a missing or null required field; a bool, string or
     fraction where an integer is meant, 600.0 included; tokens outside 1..2^53, so that a zero output is one (in
     BurstGPT it marks a failed request); a text field that is empty, no string or holds a lone surrogate; priority not
-    finite; more or fewer hash_ids than input_length needs; an id outside 0..2^64-1; more than 2^20 block names.
+    finite; a request_id that another row has, a wait_for that names none before it; more or fewer hash_ids than
+    input_length needs; an id outside 0..2^64-1; more than 2^20 block names.
     CSV: a wrong number of fields, a quoted field that does not end on its line, `Total tokens` that is no sum, more
     than nine digits of fraction, the 60th second.
-    Any format: a NUL byte, a carriage return inside the line, a line over 16 MiB, a last line that is cut.
+    In JSON documents a bad entry is one bad row, named by its place in the document; times and tokens as above.
+    Any format: a NUL byte, a carriage return inside the line, a line over 16 MiB that is no whole document, a last line
+    that is cut.
 Bad files
     Empty; only blank lines; a header alone; UTF-16 or UTF-32; carriage returns alone as line ends; a Git LFS pointer;
-    other archives; one JSON array; a header without the needed columns or separated by semicolons; a vidur file without
-    times; a format that is not told; a directory; whatever the system refuses, also while reading.
+    other archives; one JSON array; a weka or otel file that is not one JSON object of 256 MiB at most; a header without
+    the needed columns or separated by semicolons; a vidur file without times; a format that is not told; a directory;
+    whatever the system refuses, also while reading.
     A gzip stream that is cut or damaged is one bad row without a line: with skip_bad the rows before it count, and so
     do rows that a damaged stream yields until its check fails; they may be garbled.
 Accepted
@@ -43,17 +62,21 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from heapq import heappop, heappush, merge
 from itertools import chain
+from math import gcd
+from typing import Any
 
 from kvcore.errors import InvalidTrace
 
-from .formats import ABSOLUTE, FORMATS, HASHED, detect, row_parser
-from .lines import Lines
+from .agentic import Item, Opened
+from .formats import ABSOLUTE, BLOCK_SIZES, FORMATS, READ_WHOLE, detect, is_document, read_whole, row_parser
+from .lines import Line, Lines
+from .links import NamedRows
 from .mooncake import BlockNamer, block_namer
 from .rows import TraceRow
-from .values import RowFacts, RowParser, Unusable
+from .values import RowFacts, Unusable
 
 __all__ = ["FORMATS", "REORDER_ROWS", "TraceRow", "TraceStream", "open_traces"]
 
@@ -61,28 +84,31 @@ __all__ = ["FORMATS", "REORDER_ROWS", "TraceRow", "TraceStream", "open_traces"]
 REORDER_ROWS = 65_536
 
 _DEFAULT_BLOCK_SIZE = 16
-_DEFAULT_TRACE_BLOCK_SIZE = 512
 _SKIPPED_ROWS_MAX = 20
 #: What detection may look at: enough to see past a few damaged rows.
 _HEAD_LINES = 16
 _HEAD_BYTES = 1 << 20
 
+#: What makes a row of a line; what has been read whole is a row already.
+Parse = Callable[[Any], RowFacts]
 #: (time_ns, row, facts): unique in its first two members, so that ordering never compares facts.
 _Entry = tuple[int, int, RowFacts]
 
 
 class _Source:
-    """One opened file: its lines, its format, the parser of its rows, the namer of its blocks."""
+    """One opened file: its lines, its format, its rows or what parses lines to rows, the namer of its blocks."""
 
-    __slots__ = ("absolute", "file", "file_index", "lines", "namer", "parse")
+    __slots__ = ("absolute", "file", "file_index", "items", "lines", "namer", "parse", "resolved")
 
     def __init__(
-        self, lines: Lines, name: str, parse: RowParser, file_index: int, namer: BlockNamer
+        self, lines: Lines, name: str, parse: Parse, items: Iterable[Item] | None, file_index: int, namer: BlockNamer
     ) -> None:
         self.file = lines.file
         self.file_index = file_index
         self.lines = lines
+        self.items: Iterable[Line | Item] = lines if items is None else items
         self.parse = parse
+        self.resolved = NamedRows().resolved
         self.namer = namer
         self.absolute = name in ABSOLUTE
 
@@ -90,7 +116,7 @@ class _Source:
 class TraceStream:
     """The rows of one or several traces in order of arrival: iterable once, TraceRow by TraceRow.
 
-    block_size: tokens per block of every block_hashes.
+    block_size: tokens per block of every block_hashes. hashed: some file has a format with block ids.
     formats: of each file, in the order of the paths.
     read: data rows seen so far, skipped ones included. Rows that wait in the reorder window are seen already, so that
         with a limit it can exceed the rows given out.
@@ -100,13 +126,15 @@ class TraceStream:
 
     Files are closed when the iteration ends, fails or is abandoned, and by close() or the end of a `with` block.
     Raises while iterating: InvalidTrace; RuntimeError if iterated again or after close().
-    Memory: up to REORDER_ROWS rows a file, whatever its length; block names exist only for the row in hand.
+    Memory: up to REORDER_ROWS rows a file, whatever its length; block names exist only for the row in hand. All rows of
+        dynamo, weka and otel files, and an entry for each request_id of mooncake and chat_id of bailian ones.
     """
 
     def __init__(
         self, sources: list[_Source], formats: tuple[str, ...], block_size: int, skip_bad: bool, limit: int | None
     ) -> None:
         self.block_size = block_size
+        self.hashed = any(name in BLOCK_SIZES or name in READ_WHOLE - {"llmservingsim"} for name in formats)
         self.formats = formats
         self.read = 0
         self.skipped = 0
@@ -145,10 +173,11 @@ class TraceStream:
             for time_ns, file_index, row, facts in self._merged():
                 if origin_ns is None:
                     origin_ns = time_ns
-                _, prompt, output, ids, session_id, delay_ns, priority, strict_priority, policy_class = facts
+                _, prompt, output, ids, session_id, delay_ns, priority, strict_priority, policy_class, links = facts
                 yield TraceRow(
                     time_ns - origin_ns, prompt, output, () if ids is None else namers[file_index](ids, prompt),
                     session_id, delay_ns, priority, strict_priority, policy_class, file_index, row,
+                    None if links is None else links[2],
                 )
                 left -= 1
                 if left == 0:
@@ -185,7 +214,7 @@ class TraceStream:
         rows_max = REORDER_ROWS
         row = 0
         latest_ns = given_ns = -1
-        for line, content in source.lines:
+        for line, content in source.items:
             row += 1
             self.read += 1
             try:
@@ -195,6 +224,8 @@ class TraceStream:
                 time_ns = facts[0]
                 if time_ns < given_ns:
                     raise Unusable(f"more than {rows_max} rows late: it belongs before a row already replayed")
+                if facts[9] is not None or facts[4] is not None:
+                    facts = source.resolved(row, facts)
             except Unusable as error:
                 self._skip(source.file, line, error.reason)
                 continue
@@ -238,14 +269,15 @@ def open_traces(
 
     paths: one or more files, gzip or plain; the same file twice is two traces.
     format: one of FORMATS, for all files; None: each is told by its content.
-    trace_block_size: tokens per hash_ids block of mooncake files; None: 512.
+    trace_block_size: tokens per hash_ids block; None: as the file says, or 512 in mooncake and 16 in bailian files.
     block_size: tokens per block of the names wanted. It must divide trace_block_size, whose blocks are then split.
-        None: as in the trace, or 16 if no file has a format with block ids.
+        None: as in the trace, the largest that divides all of several, or 16 if no file has a format with block ids.
     skip_bad: count bad rows and go on, instead of stopping at the first.
     limit: stop after so many rows of the merged stream; None: all.
     Raises: InvalidTrace with line None for a file that cannot be used, or that block_size does not fit; ValueError or
         TypeError for arguments that are wrong whatever the files hold.
-    Cost: reads the first lines of each file, and keeps each open until the stream is closed.
+    Cost: reads the first lines of each file, dynamo, weka and otel files whole, and keeps each open until the stream is
+        closed.
     """
     if isinstance(paths, (str, bytes, os.PathLike)):
         raise TypeError("paths is a sequence of paths, not one path")
@@ -259,26 +291,31 @@ def open_traces(
             raise ValueError(f"{what} must be 1..2^31-1, not {size!r}")
     if limit is not None and limit < 0:
         raise ValueError(f"limit must be at least 0, not {limit!r}")
-    trace_size = _DEFAULT_TRACE_BLOCK_SIZE if trace_block_size is None else trace_block_size
 
     opened: list[Lines] = []
     try:
         heads = []
         for file in files:
-            lines = Lines(file)
+            lines = Lines(file, is_document)
             opened.append(lines)
             heads.append(_head(lines, format))
         formats = tuple(name for name, _ in heads)
-        hashed = next((file for file, name in zip(files, formats, strict=True) if name in HASHED), None)
+        read = [
+            _read_whole(lines, name, trace_block_size, block_size) for lines, name in zip(opened, formats, strict=True)]
+        sizes = {
+            file: size for file, found in zip(files, read, strict=True) if (size := found.trace_block_size) is not None}
         if block_size is None:
-            block_size = _DEFAULT_BLOCK_SIZE if hashed is None else trace_size
-        elif hashed is not None and trace_size % block_size:
-            reason = f"block size {block_size} does not divide its blocks of {trace_size} tokens"
-            raise InvalidTrace(hashed, None, reason)
+            block_size = gcd(*sizes.values()) or _DEFAULT_BLOCK_SIZE
+        for file, size in sizes.items():
+            if size % block_size:
+                raise InvalidTrace(file, None, f"block size {block_size} does not divide its blocks of {size} tokens")
         sources = []
-        for index, (lines, (name, first)) in enumerate(zip(opened, heads, strict=True)):
-            parse = _parser(lines, name, first, trace_size, block_size)
-            sources.append(_Source(lines, name, parse, index, block_namer(index, trace_size, block_size)))
+        for index, (lines, (name, first), found) in enumerate(zip(opened, heads, read, strict=True)):
+            size = found.trace_block_size or block_size
+            whole = name in READ_WHOLE
+            parse = _row_itself if whole else _parser(lines, name, first, size, block_size)
+            namer = block_namer(index, size, block_size)
+            sources.append(_Source(lines, name, parse, found.items if whole else None, index, namer))
     except BaseException:
         for lines in opened:
             lines.close()
@@ -303,7 +340,26 @@ def _head(lines: Lines, format: str | None) -> tuple[str, bytes | str]:
     return format, first
 
 
-def _parser(lines: Lines, name: str, first: bytes | str, trace_block_size: int, block_size: int) -> RowParser:
+def _read_whole(lines: Lines, name: str, trace_block_size: int | None, block_size: int | None) -> Opened:
+    """What is known of a file before its rows are read: of a format that is read whole, they are."""
+    if name not in READ_WHOLE:
+        usual = BLOCK_SIZES.get(name)
+        return Opened(usual if usual is None or trace_block_size is None else trace_block_size, ())
+    try:
+        found = read_whole(name, lines, block_size)
+    except Unusable as error:
+        raise InvalidTrace(lines.file, None, error.reason) from None
+    if None not in (trace_block_size, found.trace_block_size) and trace_block_size != found.trace_block_size:
+        reason = f"its blocks are of {found.trace_block_size} tokens, not of {trace_block_size}"
+        raise InvalidTrace(lines.file, None, reason)
+    return found
+
+
+def _row_itself(item: RowFacts) -> RowFacts:
+    return item
+
+
+def _parser(lines: Lines, name: str, first: bytes | str, trace_block_size: int, block_size: int) -> Parse:
     """The parser of an opened file, whose header, if it has one, is taken off its lines."""
     try:
         parse, header = row_parser(name, first, trace_block_size, block_size)

@@ -22,8 +22,13 @@ TOKENS_MAX = 1 << 53
 SECOND_NS = 1_000_000_000
 
 #: time_ns in the file's own clock, prompt_tokens, output_tokens, ids of the prompt's trace blocks (None: unknown),
-#: session_id, delay_ns, priority, strict_priority, policy_class. A plain tuple: a row of the reorder window is one.
-RowFacts: TypeAlias = "tuple[int, int, int, array[int] | None, str | None, int | None, float, int, str | None]"
+#: session_id, delay_ns, priority, strict_priority, policy_class, links. A plain tuple: a row of the reorder window is
+#: one.
+RowFacts: TypeAlias = (
+    "tuple[int, int, int, array[int] | None, str | None, int | None, float, int, str | None, Links | None]")
+#: What a row says of the order of requests: its own request_id, those that it waits for, and the numbers of their rows,
+#: which are TraceRow.after. A parser knows either ids or numbers; None: not told.
+Links: TypeAlias = tuple[str | None, tuple[str, ...] | None, tuple[int, ...] | None]
 RowParser: TypeAlias = Callable[[bytes], RowFacts]
 
 

@@ -64,7 +64,8 @@ def _page(found: ReplayReport) -> Page:
     report, config = found.report, found.report["config"]
     names = ", ".join(trace["path"].rpartition("/")[2] for trace in config["traces"])
     requests = report["requests"]
-    ends = ", ".join(f"{requests[key]:,} {key}" for key in ("completed", "rejected", "evicted"))
+    kinds = [key for key in ("completed", "rejected", "evicted", "abandoned") if key in requests]
+    ends = ", ".join(f"{requests[key]:,} {key}" for key in kinds)
     rows = f"{requests['read']:,} rows read, {requests['skipped']:,} skipped"
     return Page(
         title=f"Replay of {names}",
@@ -80,8 +81,9 @@ def _page(found: ReplayReport) -> Page:
 
 def _facts(report: dict[str, Any], config: dict[str, Any]) -> list[tuple[str, str]]:
     load = config["load"]
-    mode = f"open loop, speed {float(Fraction(load['speedup'])):g}" if load["mode"] == "open" else (
-        f"closed loop, {load['concurrency']} in flight")
+    kind = "open loop" if load["mode"] == "open" else "closed loop of sessions"
+    mode = f"closed loop, {load['concurrency']} in flight" if "concurrency" in load else (
+        f"{kind}, speed {float(Fraction(load['speedup'])):g}")
     policy = config["policy_file"]
     return [
         ("Digest of the run", report["digest"]),
@@ -118,6 +120,8 @@ def _grids(report: dict[str, Any], config: dict[str, Any]) -> list[Grid]:
              [(_name(entry), _LABELS[key], *(duration(entry["latency_ns"][key][name]) for name in _QUANTILES))
               for entry in entries for key in LATENCIES if entry["latency_ns"][key]["count"]]),
     ]
+    if report["sessions"] is not None:
+        grids.append(_sessions(report["sessions"]["classes"]))
     rejects = [(_name(entry), reason, f"{count:,}") for entry in entries for reason, count in entry["rejected"].items()]
     if rejects:
         grids.append(Grid("Refused requests", ("class", "reason", "requests"), rejects))
@@ -125,6 +129,21 @@ def _grids(report: dict[str, Any], config: dict[str, Any]) -> list[Grid]:
     keys = list(dict.fromkeys(key for item in policy for key, value in item.items() if not isinstance(value, dict)))
     grids.append(Grid("Policy in effect", keys, [[_value(item.get(key)) for key in keys] for item in policy]))
     return grids
+
+
+def _sessions(entries: Sequence[dict[str, Any]]) -> Grid:
+    rows = [
+        [_name(entry), f"{entry['sessions']:,}", f"{entry['completed']:,}", _value(entry["requests"]["p50"]),
+         *(duration(entry[key][name]) for key in ("duration_ns", "mean_queue_wait_ns") for name in ("p50", "max")),
+         _value(entry["slowdown"]["p99"]), _value(entry["jain_index"])]
+        for entry in entries]
+    return Grid(
+        "Sessions",
+        ("class", "sessions", "completed", "requests p50", "lasted p50", "max", "mean wait p50", "max", "slowdown p99",
+         "Jain's index"),
+        rows, "A session is of the class of its first request. Slowdown: time in the system over the part of it that "
+              "was not spent in the queue. The index is of the rates at which sessions were served: 1 if all were "
+              "equal.")
 
 
 def _requests(entry: dict[str, Any]) -> list[str]:

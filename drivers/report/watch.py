@@ -21,6 +21,7 @@ from kvcore import (
     Dispatch,
     Evict,
     Park,
+    ParkReason,
     PrefillCompleted,
     Reject,
     RequestArrived,
@@ -150,6 +151,8 @@ class Watch:
     def _parked(self, action: Park, now_ns: int) -> None:
         live = self._live[action.request_id]
         self._unparked(live, now_ns)
+        if action.reason is ParkReason.DEFERRED:
+            return  # held back by an admission policy: it does not compete yet
         live.parked = action.class_index
         self._queue(live, now_ns, 1)
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from itertools import combinations
 
-from kvcore.actions import AnyAction, Dispatch, Evict, Park, Reject
+from kvcore.actions import AnyAction, Dispatch, Evict, Park, ParkReason, Reject
 from kvcore.events import AnyEvent, RequestArrived
 from kvcore.policy import Arbitration, Capacity, PolicyProfile
 from kvcore.scheduler import Scheduler
@@ -87,6 +87,9 @@ class FairnessTap:
         self._look(dispatched > 1 or ended > 1)
 
     def _park(self, action: Park) -> None:
+        self._unpark(action.request_id)
+        if action.reason is ParkReason.DEFERRED:
+            return  # held back by an admission policy: it does not compete yet
         index = self._parked[action.request_id] = action.class_index
         self._waiting[index] += 1
         self._largest[index] = max(self._largest[index], self._prompts[action.request_id])
@@ -94,6 +97,9 @@ class FairnessTap:
     def _end(self, request_id: str) -> bool:
         """Whether it waited."""
         self._prompts.pop(request_id, None)
+        return self._unpark(request_id)
+
+    def _unpark(self, request_id: str) -> bool:
         index = self._parked.pop(request_id, None)
         if index is not None:
             self._waiting[index] -= 1

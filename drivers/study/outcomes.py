@@ -4,7 +4,7 @@ Figures have one name each: `requests`, `completed` and `prefix_hit` (parts of 1
 in ns and how it is summed up. Percentiles are nearest-rank, means are rounded down, and everything is computed from
 integers, so that the same requests give the same figures on every machine.
 
-Memory: the whole table of the replay, 120 bytes a request, twice.
+Memory: the whole table of the replay, 128 bytes a request, twice.
 """
 
 from __future__ import annotations

@@ -26,15 +26,16 @@ Integers = npt.NDArray[np.int64]
 class Collected:
     """Figures of the rows of one trace, which are read when it is made.
 
-    Memory: 40 bytes a row, and an entry for each distinct block name and session.
+    Memory: 48 bytes a row, and an entry for each distinct block name and session.
     """
 
     def __init__(self, rows: Iterable[TraceRow]) -> None:
-        columns = [array("q") for _ in range(5)]
-        arrivals, prompts, outputs, blocks, shared = columns
+        columns = [array("q") for _ in range(6)]
+        arrivals, prompts, outputs, blocks, shared, delays = columns
         names: set[int] = set()
         sessions: Counter[tuple[int, str]] = Counter()
         self.classes: Counter[str] = Counter()
+        self.joins = 0
         for row in rows:
             arrivals.append(row.arrival_ns)
             prompts.append(row.prompt_tokens)
@@ -46,9 +47,12 @@ class Collected:
             shared.append(known)
             if row.session_id is not None:
                 sessions[row.file_index, row.session_id] += 1
+            if row.delay_ns is not None:
+                delays.append(row.delay_ns)
+            self.joins += row.after is not None and len(row.after) > 1
             if row.policy_class is not None:
                 self.classes[row.policy_class] += 1
-        self.arrivals, self.prompts, self.outputs, self.blocks, self.shared = (
+        self.arrivals, self.prompts, self.outputs, self.blocks, self.shared, self.delays = (
             np.frombuffer(column, dtype=np.int64) if column else np.zeros(0, dtype=np.int64) for column in columns)
         self.distinct_blocks = len(names)
         self.turns = np.array(list(sessions.values()), dtype=np.int64)
@@ -66,7 +70,7 @@ class Collected:
             "prompt_tokens": _lengths(self.prompts),
             "output_tokens": _lengths(self.outputs),
             "prefixes": self._prefixes(),
-            "sessions": _lengths(self.turns, "requests") if len(self.turns) else None,
+            "sessions": self._sessions(),
             "classes": dict(sorted(self.classes.items())) or None,
         }
 
@@ -84,6 +88,13 @@ class Collected:
             # 1 for a Poisson stream; above, arrivals come in bursts.
             "gap_variation": float(gaps.std()) / mean if mean else None,
         }
+
+    def _sessions(self) -> dict[str, Any] | None:
+        """Requests of a session, pauses of their turns, and how many wait for several others."""
+        if not len(self.turns):
+            return None
+        return _lengths(self.turns, "requests") | {
+            "delay_ns": _lengths(self.delays) if len(self.delays) else None, "joining_requests": self.joins}
 
     def _prefixes(self) -> dict[str, Any] | None:
         total = int(self.blocks.sum())

@@ -154,21 +154,24 @@ def _sessions(make: _Maker) -> Iterator[list[TraceRow]]:
 
 
 def _agents(make: _Maker) -> Iterator[list[TraceRow]]:
-    """Trees: a request's answer starts up to three at once, each with all of its prompt and answer before its own."""
+    """Trees: a request's answer starts up to three at once, each with all of its prompt and answer before its own.
+
+    Whom a request waits for is told by its place in the tree; _placed makes a row number of it.
+    """
     start_s = 0.0
     children = _CHILDREN_MAX / 2
     size = sum(children**depth for depth in range(_DEPTH_MAX + 1))
     for number in count():
         start_s += make.pause(size / make.shape.rate)
         rows: list[TraceRow] = []
-        front = [(start_s, make.prompt(), 0)]
+        front: list[tuple[float, _Prompt, int, tuple[int, ...]]] = [(start_s, make.prompt(), 0, ())]
         while front:
-            at_s, prompt, depth = front.pop(0)
-            rows.append(make.request(at_s, prompt, f"a{number}"))
+            at_s, prompt, depth, after = front.pop(0)
+            rows.append(replace(make.request(at_s, prompt, f"a{number}", 0.0 if after else None), after=after))
             if depth < _DEPTH_MAX:
                 answer = rows[-1].output_tokens
                 prompt.grow(answer)
-                front += [(at_s + answer * _TOKEN_S, prompt.copy(), depth + 1)
+                front += [(at_s + answer * _TOKEN_S, prompt.copy(), depth + 1, (len(rows) - 1,))
                           for _ in range(int((_CHILDREN_MAX + 1) * make.draw()))]
         yield rows
 
@@ -188,15 +191,18 @@ def synthetic(kind: str, shape: Shape, seed: int) -> Iterator[TraceRow]:
 
 def _placed(groups: Iterator[list[TraceRow]]) -> Iterator[TraceRow]:
     """Rows by arrival and then as drawn. Groups begin in order: what comes before a beginning is complete."""
-    waiting: list[tuple[int, int, TraceRow]] = []
+    waiting: list[tuple[int, int, TraceRow, list[int], int]] = []
     drawn = count()
     numbers = count(1)
     origin_ns: int | None = None
     for rows in groups:
         while waiting and waiting[0][0] < rows[0].arrival_ns:
-            arrival_ns, _, row = heappop(waiting)
+            arrival_ns, _, row, placed, place = heappop(waiting)
             if origin_ns is None:
                 origin_ns = arrival_ns
-            yield replace(row, arrival_ns=arrival_ns - origin_ns, row=next(numbers))
-        for row in rows:
-            heappush(waiting, (row.arrival_ns, next(drawn), row))
+            placed[place] = next(numbers)
+            after = None if row.after is None else tuple(placed[other] for other in row.after)
+            yield replace(row, arrival_ns=arrival_ns - origin_ns, row=placed[place], after=after)
+        placed = [0] * len(rows)
+        for place, row in enumerate(rows):
+            heappush(waiting, (row.arrival_ns, next(drawn), row, placed, place))

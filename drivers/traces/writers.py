@@ -1,4 +1,4 @@
-"""Rows of a trace as lines of a file, in each format that is read: what is written is read again as the same rows.
+"""Rows of a trace as lines of a file: what is written is read again as the same rows.
 
 Times are exact to the nanosecond. What a format has no place for is left out and counted: nothing is lost unsaid.
 """
@@ -16,7 +16,10 @@ from typing import IO, Any
 from ..replay.rows import TraceRow
 from ..replay.values import SECOND_NS
 
-__all__ = ["TraceWriter"]
+__all__ = ["WRITTEN", "TraceWriter"]
+
+#: The formats that can be written; mooncake is the one that holds all that is known of a row.
+WRITTEN: tuple[str, ...] = ("mooncake", "azure", "burstgpt", "vidur")
 
 _MILLISECOND_NS = 1_000_000
 _DAY_S = 86_400
@@ -33,7 +36,10 @@ class TraceWriter:
 
     lost: what the format has no place for -> in how many rows it stood. written: rows so far.
     several: the rows come from several files, whose sessions are kept apart by the number of their file.
-    Memory: an entry for each distinct block name (mooncake only), which becomes a small number in the file.
+    A row that says whom it waits for gets a request_id in a mooncake file. Of those whom it waits for, the ones that
+    are not there are left out unsaid: they have been cut off.
+    Memory, of mooncake only: an entry for each distinct block name, which becomes a small number in the file, and for
+    each request_id.
     """
 
     def __init__(self, stream: IO[str], format: str, several: bool = False) -> None:
@@ -42,6 +48,7 @@ class TraceWriter:
         self._stream = stream
         self._several = several
         self._ids: dict[Hashable, int] = {}
+        self._named: set[tuple[int, int]] = set()
         self._line: Callable[[TraceRow], str] = {
             "mooncake": self._mooncake, "azure": self._azure, "burstgpt": self._burstgpt, "vidur": self._vidur,
         }[format]
@@ -61,6 +68,9 @@ class TraceWriter:
             return row.session_id
         return f"{row.file_index}:{row.session_id}"
 
+    def _request(self, file_index: int, row: int) -> str:
+        return f"{file_index}:{row}" if self._several else str(row)
+
     def _mooncake(self, row: TraceRow) -> str:
         record: dict[str, Any] = {
             "timestamp": _Plain(row.arrival_ns, _MILLISECOND_NS, 6),
@@ -79,6 +89,11 @@ class TraceWriter:
             record["strict_priority"] = row.strict_priority
         if row.policy_class is not None:
             record["policy_class"] = row.policy_class
+        if row.after is not None:
+            self._named.add((row.file_index, row.row))
+            record["request_id"] = self._request(row.file_index, row.row)
+            record["wait_for"] = [self._request(row.file_index, number) for number in row.after
+                                  if (row.file_index, number) in self._named]
         return "{" + ", ".join(f"{json.dumps(key)}: {_value(value)}" for key, value in record.items()) + "}"
 
     def _azure(self, row: TraceRow) -> str:
@@ -107,7 +122,7 @@ class TraceWriter:
         there = {
             "block hashes": bool(row.block_hashes), "sessions": session and row.session_id is not None,
             "delays": row.delay_ns is not None, "priorities": bool(row.priority or row.strict_priority),
-            "policy classes": row.policy_class is not None,
+            "policy classes": row.policy_class is not None, "who waits for whom": bool(row.after),
         }
         self.lost.update(what for what, present in there.items() if present)
 

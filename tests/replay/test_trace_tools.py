@@ -13,9 +13,10 @@ from itertools import pairwise
 
 import pytest
 from kvcore.drivers.cli import main, trace, trace_run
-from kvcore.drivers.replay.traces import FORMATS, TraceRow, open_traces
+from kvcore.drivers.replay.traces import TraceRow, open_traces
 from kvcore.drivers.traces import edits
 from kvcore.drivers.traces.synth import KINDS, Shape, synthetic
+from kvcore.drivers.traces.writers import WRITTEN
 from tree import ROOT
 
 SAMPLES = ROOT / "examples" / "traces"
@@ -72,7 +73,7 @@ def sharing(rows):
 
 @pytest.mark.parametrize("source", ["azure_code_sample.csv", "burstgpt_sample.csv", "vidur_sample.csv",
                                     "mooncake_sample.jsonl"])
-@pytest.mark.parametrize("to", FORMATS)
+@pytest.mark.parametrize("to", WRITTEN)
 def test_what_is_converted_is_read_as_it_was(kvcore, source, to):
     path = SAMPLES / source
     assert kvcore("convert", path, "--to", to, "--out", "out", "--quiet") == (0, "", "")
@@ -291,7 +292,7 @@ def test_a_drawn_trace_replays(kvcore, capsys):
 
 
 def test_the_lists_in_the_help_are_those_of_the_readers():
-    assert trace._FORMATS == FORMATS
+    assert trace._FORMATS == WRITTEN
     assert trace._KINDS == KINDS
 
 

@@ -9,7 +9,14 @@ import sys
 
 import pytest
 from kvcore.drivers.cli import main, replay_report
+from kvcore.drivers.replay.presets import PRESETS
+from kvcore.drivers.replay.report import summarize
+from kvcore.drivers.replay.simulate import simulate
+from kvcore.drivers.replay.traces import open_traces
+from kvcore.drivers.report import replay
 from reports import POLICY, TRACES
+
+from kvcore.config import SchedulerConfig
 
 TRACE = TRACES / "azure_code_sample.csv"
 FIGURES = {"queue_wait", "ttft", "itl", "e2e", "shares", "queue_requests", "queue_tokens", "worker_prefill",
@@ -136,3 +143,21 @@ def test_a_trace_that_changes_in_between(kvcore, monkeypatch, folder):
 @pytest.mark.parametrize("more", [["--concurrency", "5"], ["--limit", "1"], ["--limit", "7", "--workers", "70"]])
 def test_other_kinds_of_runs(kvcore, more):
     assert kvcore("replay", str(TRACE), *more, "--report", "out.html")[::2] == (0, "")
+
+
+@pytest.mark.parametrize(("load", "told"), [
+    ({"mode": "open", "speedup": "2.5"}, "open loop, speed 2.5"),
+    ({"mode": "closed", "concurrency": 7}, "closed loop, 7 in flight"),
+    ({"mode": "closed-loop sessions", "speedup": "1"}, "closed loop of sessions, speed 1"),
+])
+def test_the_page_tells_of_sessions(load, told):
+    """The words alone: no picture is drawn."""
+    rows = list(open_traces([TRACES / "dynamo_sample.jsonl.gz"]))
+    report = summarize(simulate(rows, SchedulerConfig(), PRESETS["mock"], 1, closed_loop=True))
+    config = {
+        "load": load, "policy": {"policy_classes": []}, "policy_file": None, "workers": 1, "classes": None, "seed": 0,
+        "engine": {"preset": "mock"}, "traces": []}
+    assert dict(replay._facts(report, config))["Load"] == told
+    (grid,) = [grid for grid in replay._grids(report, config) if grid.title == "Sessions"]
+    assert [len(row) for row in grid.rows] == [len(grid.columns)]
+    assert grid.rows[0][:4] == ["default", "2", "2", "1"]
