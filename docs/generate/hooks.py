@@ -1,0 +1,47 @@
+"""What MkDocs calls while it builds: generated parts are put where a page asks for them. Nothing is written into docs/.
+
+A page asks with a comment of one line: `<!-- generated: keys of a policy file -->`.
+"""
+
+from __future__ import annotations
+
+import re
+
+import command_page
+import policy_page
+import record_page
+import source_pages
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.exceptions import PluginError
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+PARTS = {
+    "keys of a policy file": policy_page.page,
+    "commands": command_page.page,
+    "rows of events and actions": record_page.page,
+    "rows of loads": record_page.loads,
+}
+_ASKED = re.compile(r"^<!-- generated: (.*?) -->$", re.MULTILINE)
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add a page for every file of the tree that a page leads to."""
+    pages = [f"docs/{file.src_uri}" for file in files.documentation_pages()]
+    for path in source_pages.found(pages):
+        files.append(File.generated(config, source_pages.address(path), content=source_pages.content(path)))
+    return files
+
+
+def _part(match: re.Match[str]) -> str:
+    if match[1] not in PARTS:
+        raise PluginError(f"nothing is generated as {match[1]!r}; known are {', '.join(PARTS)}")
+    return PARTS[match[1]]()
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Fill in what is generated, and lead links that leave docs/ to the pages made above."""
+    path = page.file.src_uri
+    if path.startswith(f"{source_pages.FOLDER}/"):
+        return markdown
+    return _ASKED.sub(_part, source_pages.rewritten(markdown, f"docs/{path}"))
