@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Iterator
 
@@ -15,7 +16,9 @@ def commands() -> Iterator[tuple[str, click.Command, click.Context]]:
     yield from _below("kvcore", cli, click.Context(cli, info_name="kvcore"))
 
 
-def _below(words: str, command: click.Command, context: click.Context) -> Iterator[tuple[str, click.Command, click.Context]]:
+def _below(
+    words: str, command: click.Command, context: click.Context,
+) -> Iterator[tuple[str, click.Command, click.Context]]:
     yield words, command, context
     if isinstance(command, click.Group):
         for name, child in command.commands.items():
@@ -34,13 +37,13 @@ def options(command: click.Command, context: click.Context) -> list[tuple[str, s
     """(names, help with defaults) of every option but --help."""
     found = [
         item.get_help_record(context) for item in command.get_params(context)
-        if isinstance(item, click.Option) and item.name != "help"]
+        if isinstance(item, click.Option) and "--help" not in item.opts]
     return [record for record in found if record is not None]
 
 
 def help_blocks(command: click.Command) -> list[str]:
     """Paragraphs of the help text; a block behind a backspace stays as it is laid out."""
-    return [block for block in re.split(r"\n\s*\n", (command.help or "").replace("\r", "").strip()) if block]
+    return [block for block in re.split(r"\n\s*\n", inspect.cleandoc(command.help or "")) if block]
 
 
 def _help(command: click.Command) -> list[str]:
@@ -64,7 +67,7 @@ def _section(words: str, command: click.Command, context: click.Context) -> list
     table = options(command, context)
     if table:
         rows = [f"| `{names}` | {escaped(text)} |".replace("`|", "` |") for names, text in table]
-        blocks.append("\n".join(["| option | |", "| --- | --- |", *rows]))
+        blocks.append("\n".join(["| option | meaning |", "| --- | --- |", *rows]))
     return blocks
 
 
