@@ -27,7 +27,7 @@ from pathlib import Path
 from tree import ROOT
 
 #: Pages whose code is run. Reference pages are generated, but for their heads, which hold none.
-PAGES = sorted([path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md")]) + ["README.md"]
+PAGES = [*sorted([path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md")]), "README.md"]
 LANGUAGES = {"sh", "python", "text", "yaml"}
 _FENCE = re.compile(
     r'(?:^<!-- (not run|not checked): ([^\n]+) -->\n)?^```(\w*)(?: title="([^"\n]+)")?\n(.*?)^```$',

@@ -91,7 +91,8 @@ def _members(item: griffe.Object) -> str:
     """The members of an enumeration, one after the other."""
     if not isinstance(item, griffe.Class) or not {str(base).rpartition(".")[2] for base in item.bases} & _ENUMS:
         return ""
-    members = [member for member in item.members.values() if isinstance(member, griffe.Attribute) and member.name.isupper()]
+    members = [
+        member for member in item.members.values() if isinstance(member, griffe.Attribute) and member.name.isupper()]
     return "\n\n" + ", ".join([f"`{member.name}` = `{member.value}`" for member in members])
 
 

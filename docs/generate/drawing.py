@@ -1,4 +1,4 @@
-"""Boxes, arrows and words as SVG. Colours are variables: a page sets them, and an image that stands alone has its own."""
+"""Boxes, arrows and words as SVG. Colours are variables: a page sets them, an image that stands alone has its own."""
 
 from __future__ import annotations
 

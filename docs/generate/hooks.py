@@ -22,6 +22,8 @@ PARTS = {
     "rows of events and actions": record_page.page,
     "rows of loads": record_page.loads,
 }
+#: A picture that stands alone in its paragraph.
+_PICTURE = re.compile(r"^!\[[^\]]*\]\((\S+\.svg)\)$", re.MULTILINE)
 _ASKED = re.compile(r"^<!-- generated: (.*?) -->$", re.MULTILINE)
 
 
@@ -39,9 +41,19 @@ def _part(match: re.Match[str]) -> str:
     return PARTS[match[1]]()
 
 
+def _inline(markdown: str, page: str) -> str:
+    """Pictures as part of the page, so that they take its colours, light or dark."""
+
+    def picture(match: re.Match[str]) -> str:
+        svg = (source_pages.ROOT / source_pages.in_tree(page, match[1])).read_text(encoding="utf-8")
+        return f'<figure class="kv-picture">{svg.strip()}</figure>'
+
+    return _PICTURE.sub(picture, markdown)
+
+
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Fill in what is generated, and lead links that leave docs/ to the pages made above."""
     path = page.file.src_uri
     if path.startswith(f"{source_pages.FOLDER}/"):
         return markdown
-    return _ASKED.sub(_part, source_pages.rewritten(markdown, f"docs/{path}"))
+    return _ASKED.sub(_part, source_pages.rewritten(_inline(markdown, f"docs/{path}"), f"docs/{path}"))

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import kvcore as kv
 from drawing import Drawing
+
+import kvcore as kv
 
 FOLDER = Path(__file__).resolve().parent.parent / "pictures"
 
@@ -39,8 +40,9 @@ def lanes() -> Drawing:
 
 def life() -> Drawing:
     """States of a request and what moves it from one to the next."""
-    picture = Drawing(680, 380, "States of a request: arrival, waiting, running, ended; deferred, refreshing and evicted "
-                                "beside them; and Reject.")
+    picture = Drawing(
+        680, 380, "States of a request: arrival, waiting, running, ended; deferred, refreshing and evicted beside "
+        "them; and Reject.")
     picture.box(20, 60, 90, 44, "arrival")
     picture.box(210, 60, 100, 44, "waiting", "b")
     picture.box(430, 60, 100, 44, "running", "c")

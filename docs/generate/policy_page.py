@@ -37,9 +37,10 @@ def _table(known: Mapping[str, keys.Key], defaults: Mapping[str, object]) -> str
 
 
 def _parameters(name: str) -> str:
-    rows = [
-        f"| `{key}` | whole number, {item.least} to 2^53 | {'**required**' if item.is_required else 'none'} | {item.about} |"
-        for key, item in BUILT_IN[name].PARAMETERS.items()]
+    rows = []
+    for key, item in BUILT_IN[name].PARAMETERS.items():
+        absent = "**required**" if item.is_required else "none"
+        rows.append(f"| `{key}` | whole number, {item.least} to 2^53 | {absent} | {item.about} |")
     return "\n".join([f"#### `{name}`", "", *_HEAD, *rows])
 
 
@@ -48,7 +49,7 @@ def page() -> str:
     root = {**keys.PROFILE, "models": keys.MODELS, **keys.IGNORED}
     return "\n\n".join([
         "## At the top", _table(root, _defaults(PolicyProfile)),
-        "The first three come together or not at all: a file may have `models` alone. A model's profile needs all three.",
+        "The first three come together or not at all: a file may have `models` alone. A model's profile needs all.",
         "## A bucket", "Each item of `uncached_isl_buckets`.", _table(keys.BUCKET, {}),
         "## A class", "Each item of `policy_classes`.", _table(keys.CLASS, _defaults(PolicyClass)),
         "### An admission policy", "What stands under `admission`.", _table(keys.ADMISSION, {}),

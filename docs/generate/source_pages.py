@@ -29,11 +29,13 @@ def address(path: str) -> str:
     """The page, seen from docs/, on which a file of the tree stands."""
     if path.startswith("docs/"):
         return path.removeprefix("docs/")
+    if (ROOT / path).is_dir():
+        return f"{FOLDER}/{path}/index.md"
     return f"{FOLDER}/{path}" if path.endswith(".md") else f"{FOLDER}/{path}.md"
 
 
 def rewritten(text: str, page: str, link_to: Callable[[str], str] | None = None) -> str:
-    """The text of a page of the tree with links to pages of the site. page, and what link_to gets: paths in the tree."""
+    """A page of the tree with links to pages of the site. page, and what link_to gets: paths in the tree."""
     here = posixpath.dirname(address(page))
 
     def replace(match: re.Match[str]) -> str:
@@ -46,6 +48,13 @@ def rewritten(text: str, page: str, link_to: Callable[[str], str] | None = None)
     return _LINK.sub(replace, text)
 
 
+def _files(path: str) -> list[str]:
+    """The files of a folder that can be shown; none of what is no folder."""
+    if not (ROOT / path).is_dir():
+        return []
+    return sorted([item.relative_to(ROOT).as_posix() for item in (ROOT / path).iterdir() if item.suffix in _LANGUAGES])
+
+
 def found(pages: list[str]) -> list[str]:
     """Files of the tree outside docs/ that these pages lead to, one after the other; pages among them are followed."""
     seen: list[str] = []
@@ -54,11 +63,13 @@ def found(pages: list[str]) -> list[str]:
     def see(path: str) -> None:
         if path in seen or path.startswith("docs/"):
             return
-        if not (ROOT / path).is_file():
+        if not (ROOT / path).exists():
             raise FileNotFoundError(f"{path}: a page links to it")
         seen.append(path)
         if path.endswith(".md"):
             front.append(path)
+        for other in _files(path):
+            see(other)
 
     while front:
         page = front.pop()
@@ -67,7 +78,10 @@ def found(pages: list[str]) -> list[str]:
 
 
 def content(path: str) -> str:
-    """A page that shows a file of the tree: Markdown as it is, anything else as code."""
+    """A page that shows a file of the tree: Markdown as it is, anything else as code; or the files of a folder."""
+    if (ROOT / path).is_dir():
+        links = [f"- [{name}]({posixpath.relpath(name, path)}.md)" for name in _files(path)]
+        return "\n".join([f"# {path}", "", *links])
     text = (ROOT / path).read_text(encoding="utf-8")
     if path.endswith(".md"):
         return rewritten(text, path)
