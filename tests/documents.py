@@ -15,12 +15,14 @@ block, or `<!-- not checked: why -->` before a text, says so.
 from __future__ import annotations
 
 import os
+import random
 import re
 import shutil
 import socket
 import subprocess
 import sys
 import tempfile
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -73,14 +75,16 @@ def checked(found: list[Block]) -> list[tuple[Block, int]]:
 
 def _free_ports(text: str) -> dict[str, str]:
     """A free port for each that the text names, and for the gateway's own two."""
-    names = sorted({*_PORTS.findall(text), "8000", "8001"})
-    sockets = [socket.socket() for _ in names]
-    for item in sockets:
-        item.bind(("127.0.0.1", 0))
-    ports = [str(item.getsockname()[1]) for item in sockets]
-    for item in sockets:
-        item.close()
-    return dict(zip(names, ports, strict=True))
+    found: dict[str, str] = {}
+    for name in sorted({*_PORTS.findall(text), "8000", "8001"}):
+        while name not in found:
+            # Below those that are given to whoever asks for any: nobody else gets it before it is used.
+            port = random.SystemRandom().randrange(20_000, 32_000)
+            with socket.socket() as trial, suppress(OSError):
+                trial.bind(("127.0.0.1", port))
+                if str(port) not in found.values():
+                    found[name] = str(port)
+    return found
 
 
 def _script(found: list[Block], folder: Path, ports: dict[str, str]) -> str:
@@ -112,8 +116,8 @@ def run_page(text: str) -> tuple[list[str], str]:
             "PATH": path, "NO_COLOR": "1", "COLUMNS": "120", "LC_ALL": "C.UTF-8", "PYTHONUNBUFFERED": "1",
             "KVCORE_SERVE_PORT": ports["8000"], "KVCORE_SERVE_ADMIN_PORT": ports["8001"]}
         answer = subprocess.run(
-            ["bash", "-c", _script(found, folder, ports)], cwd=there, env=environment, capture_output=True, text=True,
-            check=False, timeout=SECONDS_MAX)
+            ["timeout", str(SECONDS_MAX), "bash", "-c", _script(found, folder, ports)], cwd=there, env=environment,
+            stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
         outputs = []
         for place in range(len(found)):
             path_out = folder / f"{place}.out"

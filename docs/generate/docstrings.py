@@ -6,8 +6,12 @@ members of enumerations are listed; public names are linked. Nothing is said her
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Collection, Iterator
+from functools import reduce
+from importlib import import_module
+from pathlib import Path
 
 import griffe
 
@@ -35,8 +39,13 @@ def _block(block: str, names: Collection[str]) -> str:
         return block
     known = "|".join([*(re.escape(name) for name in sorted(names, key=len, reverse=True)), *WORDS])
     term = rf"(?:{known})(?:, (?:{known}))*(?: \([^()]*\))?: "
-    text = " ".join([line.strip() for line in lines])
-    first, *items = re.split(rf"(?:^|(?<=[.;)] ))(?={term})", text)
+    # One known name vouches for others beside it, at the beginning of a line.
+    several = rf"(?:\w+, )*(?:{known})(?:, \w+)*: "
+    text = "\n".join([line.strip() for line in lines])
+    parts = re.split(rf"(?:^|(?<=[.;)]\s))(?={term})|\n(?={several})", text)
+    first, *rest = [" ".join(part.split()) for part in parts]
+    items = [item for item in rest if item]
+    text = " ".join(text.split())
     if not items:
         return _linked(text)
     ends = re.split(r"(?<=[.;)] )(?=(?:Raises|Returns) )", items[-1])
@@ -96,13 +105,25 @@ def _members(item: griffe.Object) -> str:
     return "\n\n" + ", ".join([f"`{member.name}` = `{member.value}`" for member in members])
 
 
+def _built(item: griffe.Object) -> griffe.Docstring | None:
+    """The docstring of a compiled thing, of which only a stub can be read."""
+    module = import_module(item.module.path)
+    names = item.path.removeprefix(item.module.path).strip(".").split(".")
+    found = reduce(getattr, filter(None, names), module)
+    is_own = isinstance(item, griffe.Module | griffe.Class | griffe.Function) or isinstance(found, property)
+    text = found.__doc__ if is_own or inspect.isgetsetdescriptor(found) else None
+    return griffe.Docstring(inspect.cleandoc(text), parent=item) if text else None
+
+
 class Docstrings(griffe.Extension):
-    """Rewrites the docstrings of a package once it is loaded."""
+    """Rewrites the docstrings of a package once it is loaded; those that stubs lack are asked of what is built."""
 
     def on_package(self, *, pkg: griffe.Module, **kwargs: object) -> None:
         """Rewrite every docstring of kvcore; no other package is shown."""
         if pkg.name != "kvcore":
             return
         for item in _walk(pkg):
+            if item.docstring is None and isinstance(item.filepath, Path) and item.filepath.suffix == ".pyi":
+                item.docstring = _built(item)
             if item.docstring is not None:
                 item.docstring.value = as_markdown(item.docstring.value, _names(item)) + _members(item)

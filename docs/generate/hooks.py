@@ -5,7 +5,9 @@ A page asks with a comment of one line: `<!-- generated: keys of a policy file -
 
 from __future__ import annotations
 
+import inspect
 import re
+from html import escape as html_escape
 
 import command_page
 import policy_page
@@ -16,6 +18,8 @@ from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
+import kvcore
+
 PARTS = {
     "keys of a policy file": policy_page.page,
     "commands": command_page.page,
@@ -25,6 +29,7 @@ PARTS = {
 #: A picture that stands alone in its paragraph.
 _PICTURE = re.compile(r"^!\[[^\]]*\]\((\S+\.svg)\)$", re.MULTILINE)
 _ASKED = re.compile(r"^<!-- generated: (.*?) -->$", re.MULTILINE)
+_REFERENCE: list[str] = []
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -57,3 +62,29 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     if path.startswith(f"{source_pages.FOLDER}/"):
         return markdown
     return _ASKED.sub(_part, source_pages.rewritten(_inline(markdown, f"docs/{path}"), f"docs/{path}"))
+
+
+def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Keep the reference, to look it through at the end."""
+    if page.file.src_uri.startswith("reference/"):
+        _REFERENCE.append(html)
+    return html
+
+
+def on_post_build(config: MkDocsConfig) -> None:
+    """Refuse a reference in which a public name, its signature or what it says is missing."""
+    html = "".join(_REFERENCE)
+    plain = " ".join(re.sub(r"<[^>]+>|&para;|`", "", html).split())
+    faults = ["signatures were not found"] if "(*args, **kwargs)" in plain else []
+    for name in kvcore.__all__:
+        value = getattr(kvcore, name)
+        if not (inspect.isclass(value) or inspect.isroutine(value)):
+            continue
+        known = {f"{value.__module__}.{value.__qualname__}"} | {f"{value.__module__}.{name}"}
+        if not any(f'id="{path}"' in html for path in known):
+            faults.append(f"{name} is missing")
+        words = (value.__doc__ or "").partition(". ")[0].partition("\n")[0].replace("`", "").rstrip(".").split()
+        if html_escape(" ".join(words), quote=False) not in plain:
+            faults.append(f"what {name} says is missing: {' '.join(words)}")
+    if faults:
+        raise PluginError("the reference is not whole: " + "; ".join(faults))
