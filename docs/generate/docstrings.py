@@ -123,7 +123,8 @@ class Docstrings(griffe.Extension):
         if pkg.name != "kvcore":
             return
         for item in _walk(pkg):
-            if item.docstring is None and isinstance(item.filepath, Path) and item.filepath.suffix == ".pyi":
+            is_stub = isinstance(item.filepath, Path) and item.filepath.suffix == ".pyi"
+            if item.docstring is None and is_stub and not item.name.startswith("_"):
                 item.docstring = _built(item)
             if item.docstring is not None:
                 item.docstring.value = as_markdown(item.docstring.value, _names(item)) + _members(item)

@@ -75,7 +75,7 @@ def on_post_build(config: MkDocsConfig) -> None:
     """Refuse a reference in which a public name, its signature or what it says is missing."""
     html = "".join(_REFERENCE)
     plain = " ".join(re.sub(r"<[^>]+>|&para;|`", "", html).split())
-    faults = ["signatures were not found"] if "(*args, **kwargs)" in plain else []
+    faults = [text for text in ("(*args, **kwargs)", "Initialize self") if text in plain]
     for name in kvcore.__all__:
         value = getattr(kvcore, name)
         if not (inspect.isclass(value) or inspect.isroutine(value)):
@@ -83,7 +83,8 @@ def on_post_build(config: MkDocsConfig) -> None:
         known = {f"{value.__module__}.{value.__qualname__}"} | {f"{value.__module__}.{name}"}
         if not any(f'id="{path}"' in html for path in known):
             faults.append(f"{name} is missing")
-        words = (value.__doc__ or "").partition(". ")[0].partition("\n")[0].replace("`", "").rstrip(".").split()
+        first = (value.__doc__ or "").partition(". ")[0].partition("\n")[0].partition(" (DESIGN")[0]
+        words = first.replace("`", "").rstrip(".").split()
         if html_escape(" ".join(words), quote=False) not in plain:
             faults.append(f"what {name} says is missing: {' '.join(words)}")
     if faults:
