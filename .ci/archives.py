@@ -9,7 +9,7 @@ from pathlib import Path, PurePosixPath
 
 BUILT = {".so", ".c", ".o", ".html", ".pyc"}
 HEADS = {".py", ".pxd", ".pyi", ".j2"}
-DOCUMENTS = {".md", ".py", ".svg", ".css"}
+DOCUMENTS = {".md", ".py", ".svg", ".css", ".js"}
 #: Where a folder of the tree is in the wheel.
 INSTALLED = {"kvcore": "kvcore", "drivers": "kvcore/drivers"}
 

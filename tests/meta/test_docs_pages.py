@@ -90,6 +90,9 @@ def test_nothing_is_fetched_by_a_reader():
     settings = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
     assert settings["theme"]["font"] is False
     assert not {"extra_javascript", "repo_url"} & set(settings)
+    # The plugin `offline` takes one of this name for its own, which it would fetch.
+    assert settings["extra"]["polyfills"] == ["iframe-worker.js"]
+    assert "://" not in (ROOT / "docs" / "iframe-worker.js").read_text(encoding="utf-8")
     assert "url(" not in (ROOT / "docs" / "style.css").read_text(encoding="utf-8")
 
 
