@@ -10,7 +10,7 @@ from kvcore import _policy_keys as keys
 from kvcore.admission import BUILT_IN
 from kvcore.policy import PolicyClass, PolicyProfile
 
-_HEAD = ["| key | may be | if absent | meaning |", "| --- | --- | --- | --- |"]
+_HEAD = ["| key | meaning | may be | if absent |", "| --- | --- | --- | --- |"]
 
 
 def _defaults(kind: type) -> dict[str, object]:
@@ -32,7 +32,7 @@ def _absent(name: str, key: keys.Key, defaults: Mapping[str, object]) -> str:
 
 def _table(known: Mapping[str, keys.Key], defaults: Mapping[str, object]) -> str:
     rows = [
-        f"| `{name}` | {key.kind} | {_absent(name, key, defaults)} | {key.about} |" for name, key in known.items()]
+        f"| `{name}` | {key.about} | {key.kind} | {_absent(name, key, defaults)} |" for name, key in known.items()]
     return "\n".join([*_HEAD, *rows])
 
 
@@ -40,7 +40,7 @@ def _parameters(name: str) -> str:
     rows = []
     for key, item in BUILT_IN[name].PARAMETERS.items():
         absent = "**required**" if item.is_required else "none"
-        rows.append(f"| `{key}` | whole number, {item.least} to 2^53 | {absent} | {item.about} |")
+        rows.append(f"| `{key}` | {item.about} | whole number, {item.least} to 2^53 | {absent} |")
     return "\n".join([f"#### `{name}`", "", *_HEAD, *rows])
 
 
