@@ -9,6 +9,7 @@ from pathlib import Path, PurePosixPath
 
 BUILT = {".so", ".c", ".o", ".html", ".pyc"}
 HEADS = {".py", ".pxd", ".pyi", ".j2"}
+DOCUMENTS = {".md", ".py", ".svg", ".css", ".js"}
 #: Where a folder of the tree is in the wheel.
 INSTALLED = {"kvcore": "kvcore", "drivers": "kvcore/drivers"}
 
@@ -23,7 +24,9 @@ def sdist_faults(path: str) -> list[str]:
     """What is wrong with the sdist."""
     with tarfile.open(path) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
-    needed = tree(HEADS | {".pyx"}) | {"kvcore/py.typed", "setup.py", "pyproject.toml", "README.md", "LICENSE"}
+    needed = tree(HEADS | {".pyx"}) | {
+        "kvcore/py.typed", "setup.py", "pyproject.toml", "README.md", "LICENSE", "mkdocs.yml"}
+    needed |= {path.as_posix() for path in Path("docs").rglob("*") if path.suffix in DOCUMENTS}
     return [f"sdist lacks {name}" for name in sorted(needed - names)] + [
         f"sdist holds {name}" for name in sorted(names) if PurePosixPath(name).suffix in BUILT]
 

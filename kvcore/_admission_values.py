@@ -6,6 +6,7 @@ Never here: what a parameter or a dump means; that is the policy's.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 
 from kvcore import _yaml_marks as marks
 from kvcore.policy import NUMBER_MAX
@@ -18,6 +19,21 @@ class InvalidParameter(ValueError):
         super().__init__(f"{marks.printable(key)}: {reason}")
         self.key = key
         self.reason = reason
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """A whole number that a built-in policy takes. about: what it means, and what follows where it is left out."""
+
+    least: int
+    about: str
+    is_required: bool = False
+
+
+def numbers_of(parameters: Mapping[str, object], known: Mapping[str, Parameter]) -> dict[str, int]:
+    """The parameters of a policy that takes these. Raises: InvalidParameter."""
+    least = {name: item.least for name, item in known.items()}
+    return whole_numbers(parameters, least, [name for name, item in known.items() if item.is_required])
 
 
 def whole_numbers(

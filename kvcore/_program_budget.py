@@ -40,6 +40,7 @@ import copy
 import heapq
 from collections import OrderedDict
 from collections.abc import Mapping
+from typing import ClassVar
 
 from kvcore._admission_protocol import (
     AdmissionPolicy,
@@ -51,9 +52,16 @@ from kvcore._admission_protocol import (
     MakeReady,
     Ready,
 )
-from kvcore._admission_values import dumped_flag, dumped_list, dumped_number, dumped_record, dumped_text, whole_numbers
+from kvcore._admission_values import (
+    Parameter,
+    dumped_flag,
+    dumped_list,
+    dumped_number,
+    dumped_record,
+    dumped_text,
+    numbers_of,
+)
 
-_LEAST = {"kv_token_budget": 1, "max_programs": 1, "pause_ttl_ns": 0, "resume_after_ns": 1}
 #: Outdated entries of a heap before it is built anew: few enough to be forgotten, enough to make it rare.
 _SLACK = 16
 
@@ -115,9 +123,20 @@ class _Program:
 class ProgramBudget(AdmissionPolicy):
     """Admits programs while their contexts fit into a budget of tokens together. See the module."""
 
+    PARAMETERS: ClassVar[Mapping[str, Parameter]] = {
+        "kv_token_budget": Parameter(
+            1, "Tokens that the contexts of all live programs may have: sessions with a turn let go, or paused.",
+            is_required=True),
+        "max_programs": Parameter(1, "Live programs; left out: no bound."),
+        "pause_ttl_ns": Parameter(
+            0, "How long a program keeps its place after its last turn has ended, in nanoseconds; left out: 0."),
+        "resume_after_ns": Parameter(
+            1, "After so long a wait a program resumes, whatever is live; left out: it waits until it fits."),
+    }
+
     def __init__(self, parameters: Mapping[str, object]) -> None:
-        """kv_token_budget: >= 1; max_programs, resume_after_ns: >= 1, left out: no bound; pause_ttl_ns: left out: 0."""
-        values = whole_numbers(parameters, _LEAST, required=("kv_token_budget",))
+        """parameters: see PARAMETERS."""
+        values = numbers_of(parameters, self.PARAMETERS)
         self._budget_tokens = values["kv_token_budget"]
         self._max_programs = values.get("max_programs")
         self._pause_ttl_ns = values.get("pause_ttl_ns", 0)

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping
+from typing import ClassVar
 
 from kvcore._admission_protocol import (
     AdmissionPolicy,
@@ -30,7 +31,7 @@ from kvcore._admission_protocol import (
     Ready,
     Refuse,
 )
-from kvcore._admission_values import dumped_list, dumped_record, dumped_text, whole_numbers
+from kvcore._admission_values import Parameter, dumped_list, dumped_record, dumped_text, numbers_of
 
 
 class _Session:
@@ -47,9 +48,15 @@ class _Session:
 class SessionConcurrency(AdmissionPolicy):
     """At most max_running requests of a session are let go at once. See the module."""
 
+    PARAMETERS: ClassVar[Mapping[str, Parameter]] = {
+        "max_running": Parameter(1, "Requests of one session that are let go at a time.", is_required=True),
+        "max_deferred": Parameter(
+            0, "Requests of one session that are held back; one more is refused. Left out: no bound."),
+    }
+
     def __init__(self, parameters: Mapping[str, object]) -> None:
-        """max_running: >= 1; max_deferred: >= 0, left out: no bound."""
-        values = whole_numbers(parameters, {"max_running": 1, "max_deferred": 0}, required=("max_running",))
+        """parameters: see PARAMETERS."""
+        values = numbers_of(parameters, self.PARAMETERS)
         self._max_running = values["max_running"]
         self._max_deferred = values.get("max_deferred")
         self._sessions: dict[str, _Session] = {}

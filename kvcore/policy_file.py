@@ -1,8 +1,8 @@
-"""Policy file text -> PolicyDocument: keys, rules and the order of the checks (DESIGN D2, D3, D16, D20).
+"""Policy file text -> PolicyDocument: rules and the order of the checks (DESIGN D2, D3, D16, D20).
 
 The file format is the reference's, so that its users' files load unchanged. Beyond it: queue_policy `edf` and `lcfs`,
 per class `admission` and `max_overtake_tokens`, and `arbitration` and `capacity` at top level or in a model profile.
-Nothing here reads a file: the caller does, and passes its text.
+The keys stand in `_policy_keys`. Nothing here reads a file: the caller does, and passes its text.
 
 The first failing check wins, in this order: the whole text is read in file order (YAML, unknown, duplicate and missing
 keys, types, number ranges); then the rules of the root profile; then those of each model profile in file order; then
@@ -19,18 +19,15 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import yaml
-
+from kvcore import _policy_keys as keys
 from kvcore import _yaml_marks as marks
 from kvcore._yaml_marks import Place, Section
 from kvcore.admission import Factory, InvalidParameter, build
 from kvcore.errors import InvalidPolicy
-from kvcore.policy import AdmissionSpec, Arbitration, CacheBucket, Capacity, PolicyClass, PolicyProfile, QueuePolicy
+from kvcore.policy import AdmissionSpec, Arbitration, CacheBucket, Capacity, PolicyClass, PolicyProfile
 
 _IDENTIFIER = re.compile(r"[A-Za-z0-9_.-]+")
-_ROOT_PROFILE_KEYS = ("default_policy_family", "uncached_isl_buckets", "policy_classes")
-#: Keys of the reference that say nothing about queues: their content must be YAML and is not looked at.
-_IGNORED_KEYS = ("worker_selection", "router", "request_classifier")
+_ROOT_PROFILE_KEYS = keys.required(keys.PROFILE)
 
 
 @dataclass(frozen=True)
@@ -81,7 +78,7 @@ def load_policy(text: str, source: str = "<policy>") -> PolicyDocument:
         if name == "":
             raise section.place.error("a model name must not be empty")
         _check_profile(section)
-    ignored = tuple([key for key in root.values if key in _IGNORED_KEYS and root.values[key]])
+    ignored = tuple([key for key in root.values if key in keys.IGNORED and root.values[key]])
     if not given and not models:
         if not ignored:
             raise top.error("nothing is defined: neither a root profile nor models")
@@ -118,65 +115,9 @@ def check_admission(document: PolicyDocument, given: Mapping[str, Factory] | Non
 
 # Reading: structure and types, in file order.
 
-
-def _admission(node: yaml.Node, place: Place) -> Section:
-    here = place.within("admission", place.line)
-    found = marks.read_section(marks.mapping(node, place), here, _ADMISSION, ("type",))
-    if found.values.get("parameters") is None:
-        found.values["parameters"] = Section(here.within("parameters", here.line), {}, {})
-    return found
-
-
-def _parameters(node: yaml.Node, place: Place) -> Section:
-    """Parameters of any names and kinds: what they mean is known only to the type."""
-    parameters = place.within("parameters", place.line)
-    values, places = {}, {}
-    for key, here, value in marks.pairs(marks.mapping(node, place), parameters):
-        values[key] = marks.tree(value, here, marks.json_scalar)
-        places[key] = here
-    return Section(parameters, values, places)
-
-
-def _models(node: yaml.Node, place: Place) -> dict[str, Section]:
-    found = {}
-    for name, here, value in marks.pairs(marks.mapping(node, place), place.within("models", place.line)):
-        profile = Place(place.source, f"model {marks.quote(name)}", None, here.line)
-        found[name] = marks.read_section(value, profile, _MODEL, _ROOT_PROFILE_KEYS)
-    return found
-
-
-def _ignored(node: yaml.Node, place: Place) -> bool:
-    """Whether anything was given; its content only has to be well formed."""
-    marks.tree(node, place.within(str(place.key), place.line), marks.text)
-    return not marks.is_null(node)
-
-
-_BUCKET: dict[str, marks.Reader] = {"min_tokens": marks.whole, "bucket": marks.text}
-_ADMISSION: dict[str, marks.Reader] = {"type": marks.text, "parameters": marks.optional(_parameters)}
-_CLASS: dict[str, marks.Reader] = {
-    "name": marks.text,
-    "policy_family": marks.optional(marks.text),
-    "cache_bucket": marks.optional(marks.text),
-    "queue_policy": marks.choice(QueuePolicy),
-    "quantum": marks.whole,
-    "prefill_busy_threshold": marks.optional(marks.whole),
-    "prefill_busy_threshold_frac": marks.optional(marks.real),
-    "request_queue_limit_per_worker": marks.optional(marks.whole),
-    "raw_isl_token_queue_limit_per_worker": marks.optional(marks.whole),
-    "cached_token_queue_limit_per_worker": marks.optional(marks.whole),
-    "max_overtake_tokens": marks.optional(marks.whole),
-    "admission": marks.optional(_admission),
-}
-_MODEL: dict[str, marks.Reader] = {
-    "default_policy_family": marks.text,
-    "uncached_isl_buckets": marks.sections("bucket", "bucket", _BUCKET, ("min_tokens", "bucket")),
-    "policy_classes": marks.sections("class", "name", _CLASS, ("name", "quantum")),
-    "arbitration": marks.optional(marks.choice(Arbitration)),
-    "capacity": marks.optional(marks.choice(Capacity)),
-}
 # What a model profile must have, the root profile may leave out altogether, and null is a way to leave it out.
-_ROOT: dict[str, marks.Reader] = {key: marks.optional(reader) for key, reader in _MODEL.items()}
-_ROOT |= {"models": marks.optional(_models)} | dict.fromkeys(_IGNORED_KEYS, _ignored)
+_ROOT: dict[str, marks.Reader] = {name: marks.optional(reader) for name, reader in keys.readers(keys.PROFILE).items()}
+_ROOT |= {"models": keys.MODELS.reader()} | keys.readers(keys.IGNORED)
 
 
 # Rules: what the reference calls validation, in its order.
@@ -238,8 +179,9 @@ def _is_matrix(item: Section) -> bool:
 def _check_class(item: Section, buckets: Collection[str]) -> None:
     values = item.values
     _check_identifier(values["name"], item.at("name"))
-    if values["quantum"] < 1:
-        raise item.at("quantum").error(f"must be 1..{marks.WHOLE_MAX} (2^53), not 0")
+    least = keys.CLASS["quantum"].least
+    if least is not None and values["quantum"] < least:
+        raise item.at("quantum").error(f"must be {least}..{marks.WHOLE_MAX} (2^53), not {values['quantum']}")
     frac = values.get("prefill_busy_threshold_frac")
     if frac is not None and not (math.isfinite(frac) and frac >= 0):
         raise item.at("prefill_busy_threshold_frac").error(f"must be finite and >= 0, not {frac!r}")
@@ -335,7 +277,7 @@ def _describe_profile(profile: PolicyProfile) -> dict[str, Any]:
 
 
 def _describe_class(item: PolicyClass) -> dict[str, Any]:
-    described = {key: getattr(item, key) for key in _CLASS}
+    described = {key: getattr(item, key) for key in keys.CLASS}
     described["queue_policy"] = item.queue_policy.value
     if item.admission is not None:
         described["admission"] = {"type": item.admission.type, "parameters": copy.deepcopy(item.admission.parameters)}

@@ -13,7 +13,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE_SUFFIXES = (".py", ".pyx", ".pxd", ".pyi")
 #: Folders whose files are sources of this project; everything else in the tree is data, text or built.
-SOURCE_FOLDERS = ("kvcore", "drivers", "tests", "benchmarks", "examples", ".ci")
+SOURCE_FOLDERS = ("kvcore", "drivers", "tests", "benchmarks", "examples", "docs", ".ci")
 LINES_TARGET = 350
 
 _FROM = re.compile(r"^[ \t]*from[ \t]+([\w.]+)[ \t]+c?import[ \t]+(\([^)]*\)|[^\n#]+)", re.MULTILINE)

@@ -24,7 +24,8 @@ FLAGS = {flag for setting in SETTINGS for flag in setting.flags} | {"--config", 
 
 def test_flags_exist():
     #: Those of engines and of other commands.
-    others = {"--max-num-seqs", "--kv-events-config"}
+    others = {"--max-num-seqs", "--kv-events-config", "--silent", "--retry", "--retry-connrefused", "--retry-delay",
+              "--retry-all-errors"}
     named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", PAGE))
     assert named - FLAGS - others - {"--port"} == set()
     assert {f"--{option}" for option in ("worker", "policy", "tokenizer")} <= named

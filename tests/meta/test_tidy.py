@@ -14,7 +14,7 @@ LAYERS = {
     "vocabulary": ["_types"],
     "values": ["errors", "request", "replica", "policy", "events", "actions", "config", "stats", "hashing",
                "_yaml_marks", "_admission_protocol", "_admission_values", "_session_concurrency", "_program_budget",
-               "admission", "policy_file", "policy_lint", "explanation", "_explanation_text"],
+               "admission", "_policy_keys", "policy_file", "policy_lint", "explanation", "_explanation_text"],
     "layouts": ["_journal_codec", "_journal_values"],
     "containers": ["_wire", "_slots", "_heap", "_blocks", "_prefix", "_active", "_predicted", "_overtaking",
                    "_elementary", "_tournament"],
@@ -69,7 +69,7 @@ STDLIB = {
 C_LIBRARY = {"cython", "libc.math", "libc.stdint", "libc.stdlib", "libc.string"}
 #: What few modules may have: packages beyond the standard library, and that which finds what is installed.
 FOR_SOME = {"numpy": {"_tables", "_batch", "_outbox", "records", "scheduler"},
-            "yaml": {"policy_file", "_yaml_marks"}, "importlib": {"admission"}}
+            "yaml": {"_policy_keys", "_yaml_marks"}, "importlib": {"admission"}}
 #: Who runs code of others, which may raise anything.
 RUNS_OTHERS = {"admission", "_policies"}
 
