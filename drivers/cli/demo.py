@@ -88,7 +88,8 @@ def demo_command(requests: int, engine: str, port: int, keep: bool) -> None:
             click.echo(f"\n{requests} requests to {servers.url}, all at once ...\n")
             load = Load("127.0.0.1", int(servers.url.rpartition(":")[2]))
             try:
-                outcomes = trio.run(load.all_at_once, jobs(requests))
+                outcomes = trio.run(
+                    load.all_at_once, jobs(requests), restrict_keyboard_interrupt_to_checkpoints=True)
             except BaseExceptionGroup as group:
                 if group.subgroup(KeyboardInterrupt) is None:
                     raise
