@@ -1,7 +1,7 @@
 """The compiled engine model against its plain twin: the same facts at the same nanosecond, on 1,000 random workloads.
 
 The workloads are small and tight, so that chunked prefills, prefix hits, evictions, preemptions and cancellations meet
-each other; the last test sees to it that they did. tests/slow_engine.py steps through every iteration.
+each other; in the end the test sees to it that they did. tests/slow_engine.py steps through every iteration.
 """
 
 from __future__ import annotations
