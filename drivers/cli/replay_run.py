@@ -32,7 +32,7 @@ from ..replay.result import ReplayResult
 from ..replay.simulate import Tap, simulate
 from ..replay.traces import FORMATS, TraceStream, open_traces
 from .journal import write_journal
-from .output import STDOUT, check_output, write_outputs
+from .output import STDOUT, check_outputs, write_outputs
 from .replay_report import Outputs, check_report, make_report, report_outputs
 
 _BAD_ROWS_SHOWN = 3
@@ -192,18 +192,8 @@ def _check(options: Options) -> None:
         raise click.UsageError(f"--seed must be 0 .. 2^64-1, not {options.seed}")
     outputs = [("--json", options.json_path), ("--csv", options.csv_path), ("--journal", options.journal),
                ("--report", options.report)]
-    given = [(option, path) for option, path in outputs if path is not None]
-    places = [os.path.realpath(path) for _, path in given if path != os.devnull]
-    if len(set(places)) < len(places):
-        *names, last = [option for option, _ in given]
-        raise click.UsageError(f"{', '.join(names)} and {last} must go to different places")
     inputs = list(options.traces) + ([] if options.policy is None else [options.policy])
-    for option, path in given:
-        if path == STDOUT and option == "--journal":
-            raise click.UsageError("--journal needs a file")
-        if path == STDOUT and sys.stdout is None:
-            raise click.UsageError(f"{option} -: standard output is closed")
-        check_output(option, path, inputs)
+    check_outputs(outputs, inputs, files=("--journal",))
     if options.report is not None or options.figures is not None:
         check_report("--figures" if options.report is None else "--report", options.figures, options.traces)
 

@@ -24,7 +24,7 @@ from ..study.search import missing_extra, searching
 from ..study.space import InvalidSpace, Point, Space, load_space
 from ..study.sweep_text import Verdict, judge, write_points
 from .compare_run import LoadOptions, case_of, check_inputs, config_of
-from .output import STDOUT, check_output, write_outputs
+from .output import STDOUT, check_outputs, write_outputs
 
 _PLOTS = (".svg", ".png", ".pdf")
 
@@ -91,16 +91,7 @@ def _space(options: Options) -> Space:
 def _check_outputs(options: Options, policy: str) -> None:
     outputs = [("--results", options.results), ("--best", options.best), ("--csv", options.csv_path),
                ("--plot", options.plot)]
-    given = [(option, path) for option, path in outputs if path is not None]
-    places = [os.path.realpath(path) for _, path in given if path != os.devnull]
-    if len(set(places)) < len(places):
-        raise click.UsageError(f"{' and '.join(option for option, _ in given)} must go to different places")
-    for option, path in given:
-        if path == STDOUT and option != "--csv":
-            raise click.UsageError(f"{option} needs a file")
-        if path == STDOUT and sys.stdout is None:
-            raise click.UsageError(f"{option} -: standard output is closed")
-        check_output(option, path, [*options.traces, options.space, policy])
+    check_outputs(outputs, [*options.traces, options.space, policy], files=("--results", "--best", "--plot"))
     if options.plot is not None:
         if not options.plot.endswith(_PLOTS):
             raise click.UsageError(f"--plot {options.plot}: must end in {', '.join(_PLOTS)}")
