@@ -119,11 +119,12 @@ def _replay(options: Options, profile: PolicyProfile | None, mix: ClassMix | Non
     spec = PRESETS[options.engine].scaled(config.block_size)
     wall, cpu = time.perf_counter(), time.process_time()
     result = _simulate(options, stream, config, spec, mix)
-    machine = _machine(time.perf_counter() - wall, time.process_time() - cpu, result)
+    spent = {"cpu_s": round(time.process_time() - cpu, 6)} | machine(time.perf_counter() - wall)
+    spent["events_per_s"] = round(result.events / max(spent["wall_s"], 1e-9))
     numbers = _report(options, stream, config, spec, result)
     _tell_skipped(options, stream, result)
     outputs = _watch(options, config, spec, mix, result, numbers) if options.report or options.figures else []
-    _write(options, numbers | {"run": machine}, result, outputs)
+    _write(options, numbers | {"run": spent}, result, outputs)
 
 
 def _simulate(
@@ -335,14 +336,12 @@ def file_digest(path: str) -> str | None:
     return digest.hexdigest()
 
 
-def _machine(wall_s: float, cpu_s: float, result: ReplayResult) -> dict[str, Any]:
+def machine(wall_s: float) -> dict[str, Any]:
     """Everything that differs from machine to machine and from run to run."""
     from . import program_version
 
     return {
         "wall_s": round(wall_s, 6),
-        "cpu_s": round(cpu_s, 6),
-        "events_per_s": round(result.events / max(wall_s, 1e-9)),
         "peak_memory_bytes": _peak_memory_bytes(),
         "finished_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "versions": {"kvcore": program_version(), "python": platform.python_version(), "numpy": np.__version__},

@@ -186,8 +186,8 @@ def _lost(
     return Drawing(
         f"lost-{number}", f"Behind the quantum's share: {name}",
         "Summed over time while several classes waited. A line that rises is a class that loses its share just then; "
-        "one that stays level gets it. Each short wait may miss by a request, under any policy; candidates have one scale.",
-        figure)
+        "one that stays level gets it. Each short wait may miss by a request, under any policy. Candidates have one "
+        "scale.", figure)
 
 
 def _renamed(drawing: Drawing, name: str, number: int, title: str) -> Drawing:

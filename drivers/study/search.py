@@ -1,4 +1,4 @@
-"""Points of a sweep, tried in parallel: on the cores of this machine (loky) or on a dask cluster.
+"""Points of a sweep, tried in parallel: on the cores of this machine (loky), on a dask or on a ray cluster.
 
 Answers come in any order. What a point's figures are depends on the point alone, so every back end and any number of
 workers gives the same.
@@ -6,7 +6,9 @@ workers gives the same.
 
 from __future__ import annotations
 
+import logging
 import signal
+import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -15,7 +17,9 @@ from kvcore.errors import KvcoreError
 
 from .points import Task, Tried, try_point
 
-BACKENDS = ("loky", "dask")
+#: The clusters, and what each needs to be installed.
+CLUSTERS = {"dask": "kvcore[sweep]", "ray": "kvcore[ray]"}
+BACKENDS = ("loky", *CLUSTERS)
 _CONNECT_S = 20
 
 
@@ -41,8 +45,8 @@ def searching(tasks: Sequence[Task], backend: str, jobs: int, address: str | Non
     if not tasks:
         yield iter(())
         return
-    if backend == "dask":
-        with _on_dask(tasks, address) as answers:
+    if backend in CLUSTERS:
+        with (_on_dask if backend == "dask" else _on_ray)(tasks, address) as answers:
             yield answers
         return
     from joblib import Parallel, delayed
@@ -76,7 +80,7 @@ def _on_dask(tasks: Sequence[Task], address: str | None) -> Iterator[Iterator[Tr
         from distributed import Client
         from joblib import Parallel, delayed, parallel_config
     except ImportError as error:
-        raise SearchFailed(f"--backend dask needs {error.name}: pip install 'kvcore[sweep]'") from error
+        raise _absent("dask", error) from error
     try:
         client: Any = Client(address, timeout=_CONNECT_S)  # type: ignore[no-untyped-call]
     except (OSError, ValueError, TimeoutError) as error:
@@ -93,4 +97,55 @@ def _from_cluster(answers: Iterator[Tried]) -> Iterator[Tried]:
         yield from answers
     except (OSError, TimeoutError, KilledWorker, ImportError) as error:
         # ImportError: its workers have no kvcore. OSError: also of a scheduler that is gone.
-        raise SearchFailed(f"the cluster failed: {' '.join(str(error).split()) or type(error).__name__}") from error
+        raise SearchFailed(f"the cluster failed: {_words(error)}") from error
+
+
+@contextmanager
+def _on_ray(tasks: Sequence[Task], address: str | None) -> Iterator[Iterator[Tried]]:
+    try:
+        import ray
+        from joblib import Parallel, delayed, parallel_config, register_parallel_backend
+        from ray.util.joblib.ray_backend import RayBackend
+    except ImportError as error:
+        raise _absent("ray", error) from error
+    try:
+        _knock(address)
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+    except (OSError, RuntimeError, ValueError, AssertionError) as error:
+        raise SearchFailed(f"--address {address}: no ray cluster answers there: {_words(error)}") from error
+
+    class Streaming(RayBackend):  # type: ignore[misc]
+        # It has this from joblib's pools of forked processes, which ray's pool is none of: it calls back as they do.
+        supports_return_generator = True
+
+    try:
+        register_parallel_backend("ray", Streaming)
+        with parallel_config(backend="ray", n_jobs=-1):
+            parallel = Parallel(batch_size=1, return_as="generator_unordered")
+            yield _from_ray(parallel(delayed(try_point)(task) for task in tasks))
+    finally:
+        ray.shutdown()
+
+
+def _knock(address: str | None) -> None:
+    """Find out whether anybody listens: ray itself tries for minutes, and says so again and again. Raises: OSError."""
+    host, _, port = (address or "").removeprefix("ray://").rpartition(":")
+    if port.isdecimal() and int(port) < 1 << 16:
+        socket.create_connection((host.strip("[]"), int(port)), _CONNECT_S).close()
+
+
+def _from_ray(answers: Iterator[Tried]) -> Iterator[Tried]:
+    from ray.exceptions import RayError
+
+    try:
+        yield from answers
+    except (OSError, TimeoutError, RayError, ImportError) as error:
+        raise SearchFailed(f"the cluster failed: {_words(error)}") from error
+
+
+def _absent(backend: str, error: ImportError) -> SearchFailed:
+    return SearchFailed(f"--backend {backend} needs {error.name}: pip install '{CLUSTERS[backend]}'")
+
+
+def _words(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
