@@ -198,7 +198,8 @@ def test_results_of_another_sweep_are_refused_and_kept(kvcore, folder):
 
 
 def test_json_holds_everything_and_the_machine_apart(kvcore, folder):
-    status, out, err = kvcore("sweep", "s.yaml", *LOAD, "--jobs", 1, "--json", "-", "--csv", "o.csv", "--best", "b.yaml")
+    argv = ["--jobs", 1, "--json", "-", "--csv", "o.csv", "--best", "b.yaml"]
+    status, out, err = kvcore("sweep", "s.yaml", *LOAD, *argv)
     assert (status, err) == (0, "")
     report = json.loads(out)
     rows = list(csv.DictReader(io.StringIO((folder / "o.csv").read_text())))
@@ -264,7 +265,7 @@ def ray_cluster():
         made.shutdown()
 
 
-def test_a_ray_cluster_gives_the_same_bytes(kvcore, folder, ray_cluster):
+def test_a_ray_cluster_gives_the_same_bytes(ray_cluster, kvcore, folder):
     here = swept(kvcore, "--results", "here.jsonl")
     there = subprocess.run(
         [sys.executable, "-P", "-m", "kvcore", "sweep", "s.yaml", *LOAD, "--csv", "-", "--results", "there.jsonl",
