@@ -15,8 +15,9 @@ from .compare import load_options
 @click.option("--objective", metavar="TEXT", help="What to look for, in place of what SPACE.yaml says.")
 @click.option("--results", metavar="FILE", type=click.Path(dir_okay=False),
               help="Keep what is known in FILE (JSON lines); a sweep that was interrupted goes on from there.")
-@click.option("--backend", type=click.Choice(["loky", "dask", "ray"]), default="loky", show_default=True,
-              help="Where points are tried: in processes of this machine, or on a cluster.")
+@click.option("--backend", type=click.Choice(["processes", "loky", "dask", "ray"]), default="processes",
+              show_default=True,
+              help="Where points are tried: in processes of this machine (loky: those of joblib), or on a cluster.")
 @click.option("--jobs", type=click.IntRange(1, 4096), metavar="N", help="Processes.  [default: one per core]")
 @click.option("--address", metavar="URL",
               help="Where the cluster is: dask's scheduler, such as tcp://10.0.0.1:8786, or ray's head, such as "

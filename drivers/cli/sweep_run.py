@@ -18,11 +18,11 @@ from kvcore.policy import PolicyProfile
 from kvcore.policy_file import PolicyDocument, describe
 
 from ..replay.report import write_json
-from ..study.case import Case, check_traces
+from ..study.case import Case, check_traces, keep_trace
 from ..study.objective import InvalidObjective, Objective, parse_objective
 from ..study.points import Task, Tried, check_keys, figure_names, policy_text
 from ..study.results import ResultFile, fingerprint, read_results, text_of
-from ..study.search import CLUSTERS, missing_extra, searching
+from ..study.search import CLUSTERS, searching
 from ..study.space import InvalidSpace, Point, Space, load_space
 from ..study.sweep_text import Verdict, judge, sweep_report, write_points
 from .compare_run import LoadOptions, case_of, check_inputs, config_of
@@ -62,6 +62,9 @@ def run(options: Options) -> None:
     check_keys({name: space.at("keys", name) for name in space.keys}, profile)
     try:
         check_traces(base.load)
+        # Workers of a cluster stand in other folders.
+        base = replace(base, load=replace(base.load, traces=tuple(map(os.path.abspath, options.traces))))
+        keep_trace(base.load)
     except KvcoreError:
         raise
     except ValueError as error:
@@ -79,8 +82,6 @@ def run(options: Options) -> None:
 
 
 def _check(options: Options) -> None:
-    if (absent := missing_extra()) is not None:
-        raise click.ClickException(f"kvcore sweep needs {absent}: pip install 'kvcore[sweep]'")
     backend, on_cluster = options.backend, options.backend in CLUSTERS
     if options.address is not None and not on_cluster:
         raise click.UsageError(f"--address needs --backend {' or '.join(CLUSTERS)}")
@@ -139,14 +140,13 @@ def _search(
     known = {} if options.results is None else read_results(options.results, identity, points)
     if known and not options.quiet:
         click.echo(f"kvcore: note: {len(known):,} of {len(points):,} points are known from {options.results}", err=True)
-    # Workers of a cluster stand in other folders.
-    base = replace(base, load=replace(base.load, traces=tuple(map(os.path.abspath, options.traces))))
     tasks = [Task(number, values, base) for number, values in points.items() if number not in known]
     file = None if options.results is None else ResultFile(options.results, identity, known)
     tried = dict(known)
     try:
-        with _progress(options, len(points), len(known)) as step, \
-                searching(tasks, options.backend, options.jobs or -1, options.address) as answers:
+        # The progress bar has a thread: after the fork.
+        with searching(tasks, options.backend, options.jobs, options.address) as answers, \
+                _progress(options, len(points), len(known)) as step:
             for answer in answers:
                 tried[answer.number] = answer
                 if file is not None:

@@ -65,6 +65,12 @@ def check_traces(load: Load) -> int:
         return stream.block_size
 
 
+def keep_trace(load: Load) -> None:
+    """Read a small trace now, for all replays of this process and of those forked from it. Raises: as check_traces."""
+    if _is_small(load.traces):
+        _read(load, _stamps(load.traces))
+
+
 def replay(
     case: Case, tap: Tap | None = None, progress: Callable[[int, int], None] | None = None,
 ) -> tuple[ReplayResult, int]:

@@ -1,4 +1,4 @@
-"""Points of a sweep, tried in parallel: on the cores of this machine (loky), on a dask or on a ray cluster.
+"""Points of a sweep, tried in parallel: by processes of this machine, by those of joblib, or on a dask or ray cluster.
 
 Answers come in any order. What a point's figures are depends on the point alone, so every back end and any number of
 workers gives the same.
@@ -7,64 +7,53 @@ workers gives the same.
 from __future__ import annotations
 
 import logging
-import signal
 import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from kvcore.errors import KvcoreError
-
 from .points import Task, Tried, try_point
+from .processes import SearchFailed, deaf_children, on_processes
 
-#: The clusters, and what each needs to be installed.
-CLUSTERS = {"dask": "kvcore[sweep]", "ray": "kvcore[ray]"}
-BACKENDS = ("loky", *CLUSTERS)
+#: Where points are tried, and what each place needs to be installed.
+BACKENDS = {"processes": None, "loky": "kvcore[sweep]", "dask": "kvcore[sweep]", "ray": "kvcore[ray]"}
+CLUSTERS = ("dask", "ray")
 _CONNECT_S = 20
 
 
-class SearchFailed(KvcoreError):
-    """The workers of a sweep can not be had, or are gone."""
-
-
-def missing_extra() -> str | None:
-    """What is not installed of the extra `sweep`, or None."""
-    try:
-        import joblib  # noqa: F401 - whether it is there
-    except ImportError as error:
-        return str(error.name)
-    return None
-
-
 @contextmanager
-def searching(tasks: Sequence[Task], backend: str, jobs: int, address: str | None) -> Iterator[Iterator[Tried]]:
-    """The answers as they come. jobs: processes; -1: one per core. address: of the cluster's scheduler.
+def searching(
+    tasks: Sequence[Task], backend: str, jobs: int | None, address: str | None
+) -> Iterator[Iterator[Tried]]:
+    """The answers as they come. jobs: processes; None: one per core. address: of the cluster.
 
     Raises: SearchFailed, also while iterating.
     """
     if not tasks:
         yield iter(())
         return
-    if backend in CLUSTERS:
-        with (_on_dask if backend == "dask" else _on_ray)(tasks, address) as answers:
-            yield answers
-        return
-    from joblib import Parallel, delayed
+    places = {"processes": lambda: on_processes(tasks, jobs), "loky": lambda: _on_loky(tasks, jobs),
+              "dask": lambda: _on_dask(tasks, address), "ray": lambda: _on_ray(tasks, address)}
+    with places[backend]() as answers:
+        yield answers
 
-    parallel = Parallel(n_jobs=jobs, backend="loky", batch_size=1, return_as="generator_unordered")
-    # Ctrl-C in a terminal reaches every process: the workers are born deaf to it, and end when we end them.
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+
+@contextmanager
+def _on_loky(tasks: Sequence[Task], jobs: int | None) -> Iterator[Iterator[Tried]]:
     try:
+        from joblib import Parallel, delayed
+    except ImportError as error:
+        raise _absent("loky", error) from error
+    parallel = Parallel(n_jobs=jobs or -1, backend="loky", batch_size=1, return_as="generator_unordered")
+    with deaf_children():
         answers = parallel(delayed(try_point)(task) for task in tasks)
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
     try:
-        yield _answers(answers)
+        yield _from_loky(answers)
     finally:
         answers.close()
 
 
-def _answers(answers: Iterator[Tried]) -> Iterator[Tried]:
+def _from_loky(answers: Iterator[Tried]) -> Iterator[Tried]:
     from joblib.externals.loky.process_executor import TerminatedWorkerError
 
     try:
@@ -144,7 +133,7 @@ def _from_ray(answers: Iterator[Tried]) -> Iterator[Tried]:
 
 
 def _absent(backend: str, error: ImportError) -> SearchFailed:
-    return SearchFailed(f"--backend {backend} needs {error.name}: pip install '{CLUSTERS[backend]}'")
+    return SearchFailed(f"--backend {backend} needs {error.name}: pip install '{BACKENDS[backend]}'")
 
 
 def _words(error: Exception) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import multiprocessing
 import os
 import signal
 import socket
@@ -15,10 +16,11 @@ import warnings
 
 import pytest
 from kvcore.drivers.cli import main
+from kvcore.drivers.study.case import Case, Load
+from kvcore.drivers.study.points import Task
+from kvcore.drivers.study.processes import SearchFailed, on_processes
 
 from kvcore.policy_file import load_policy
-
-pytest.importorskip("joblib")
 
 POLICY = """
 default_policy_family: regular
@@ -123,6 +125,32 @@ def test_any_number_of_processes_gives_the_same_bytes(kvcore, folder):
     tables = [swept(kvcore, "--jobs", jobs, "--results", f"r{jobs}.jsonl") for jobs in (1, 3)]
     assert tables[0] == tables[1]
     assert (folder / "r1.jsonl").read_bytes() == (folder / "r3.jsonl").read_bytes()
+    assert multiprocessing.active_children() == []
+
+
+def test_a_process_that_is_killed_ends_the_search():
+    tasks = [Task(number, {"fleet.workers": 1}, Case(Load(("t.jsonl",)), None)) for number in range(1000)]
+    with on_processes(tasks, 2) as answers:
+        for child in multiprocessing.active_children():
+            child.kill()
+        with pytest.raises(SearchFailed, match="a process has ended under its work"):
+            list(answers)
+    assert multiprocessing.active_children() == []
+
+
+def test_workers_end_with_the_one_who_forked_them(folder):
+    """However it ends: here it is killed."""
+    program = ("import os, signal, time; from multiprocessing import active_children; "
+               "from kvcore.drivers.study import processes; processes.try_point = time.sleep\n"
+               "with processes.on_processes([600, 600], 2): os.kill(os.getpid(), signal.SIGKILL)")
+    process = subprocess.Popen([sys.executable, "-P", "-c", program], process_group=0)
+    assert process.wait(60) == -signal.SIGKILL
+    assert ends(process.pid), "a worker is left"
+
+
+def test_the_processes_of_joblib_give_the_same_bytes(kvcore):
+    pytest.importorskip("joblib")
+    assert swept(kvcore, "--backend", "loky", "--jobs", 2) == swept(kvcore)
 
 
 def test_random_search_is_seeded(kvcore, folder):
@@ -327,13 +355,22 @@ def test_faults_of_a_space_are_named(kvcore, folder, old, new, words):
     assert err.startswith(f"kvcore: error: {words}")
 
 
-def test_a_sweep_of_which_every_point_fails_is_an_error(kvcore, folder):
+def test_a_bad_row_is_told_at_once(kvcore, folder):
     (folder / "t.jsonl").write_text((folder / "t.jsonl").read_text() + "nonsense\n")
+    status, out, err = kvcore("sweep", "s.yaml", *LOAD)
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert "t.jsonl:301: " in err
+    status, _, err = kvcore("sweep", "s.yaml", *LOAD, "--skip-bad", "--quiet")
+    assert (status, err) == (0, "")
+
+
+def test_a_sweep_of_which_every_point_fails_is_an_error(kvcore, folder):
+    (folder / "s.yaml").write_text(SPACE.replace("[50, 100, 400, 0]", "[-1, 0, 0.5, x]"))
     status, out, err = kvcore("sweep", "s.yaml", *LOAD)
     assert status == 2
     assert "8 tried, 0 meet the constraints, 8 failed" in out
     assert err.startswith("kvcore: error: every point failed; the first: ")
-    assert "t.jsonl:301" in err
+    assert "quantum: must be" in err
 
 
 def test_no_scheduler_is_an_error(kvcore, folder):
