@@ -128,8 +128,9 @@ def test_any_number_of_processes_gives_the_same_bytes(kvcore, folder):
     assert multiprocessing.active_children() == []
 
 
-def test_a_process_that_is_killed_ends_the_search():
-    tasks = [Task(number, {"fleet.workers": 1}, Case(Load(("t.jsonl",)), None)) for number in range(1000)]
+def test_a_process_that_is_killed_ends_the_search(folder):
+    os.mkfifo(folder / "silence")   # nobody will ever write there
+    tasks = [Task(number, {"fleet.workers": 1}, Case(Load(("silence",)), None)) for number in (1, 2, 3)]
     with on_processes(tasks, 2) as answers:
         for child in multiprocessing.active_children():
             child.kill()
