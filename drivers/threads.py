@@ -154,7 +154,7 @@ class Router:
         answer: T = self._ask(lambda _: function(self._owner.core, *args, **kwargs))
         return answer
 
-    def peek(self, request: Request) -> Dispatch | Park | Reject:
+    def peek(self, request: Request) -> Dispatch | Park | Reject | RefreshOverlap:
         """What would become of this request."""
         return self.read(Scheduler.peek, request)
 

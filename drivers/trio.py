@@ -144,7 +144,7 @@ class Router:
         answer: T = await self._ask(lambda _: function(self._owner.core, *args, **kwargs))
         return answer
 
-    async def peek(self, request: Request) -> Dispatch | Park | Reject:
+    async def peek(self, request: Request) -> Dispatch | Park | Reject | RefreshOverlap:
         """What would become of this request."""
         return await self.read(Scheduler.peek, request)
 

@@ -59,6 +59,9 @@ def load_options(command: Command) -> Command:
               help="What an interval holds of the resampled differences.")
 @click.option("--json", "json_path", type=click.Path(allow_dash=True), metavar="OUT",
               help="Write all numbers and the configuration as JSON; - for standard output, in place of the table.")
+@click.option("--report", type=click.Path(allow_dash=True), metavar="OUT",
+              help="Write a page (HTML, one file) with the numbers, the differences and their intervals as pictures, "
+                   "and how shares went over time. Runs each replay a second time. Needs the extra 'report'.")
 @click.option("--quiet", "-q", is_flag=True, help="No table, no notes and no progress bar.")
 def compare_command(**options: Any) -> None:
     """Replay the same requests, with the same seeds, under two or more policy files, and show how each differs from
@@ -74,6 +77,7 @@ def compare_command(**options: Any) -> None:
       kvcore compare a.yaml b.yaml --trace azure.csv --workers 4 \\
           --classes premium=0.2,regular=0.8 --speedup 2
       kvcore compare a.yaml b.yaml --trace t.jsonl.gz --json - | jq .differences
+      kvcore compare exact.yaml reference.yaml --trace azure.csv --report shares.html
     """
     from .compare_run import Options, run
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from fractions import Fraction
-from typing import IO, Any
+from typing import Any
 
 import click
 
@@ -19,8 +19,9 @@ from kvcore.errors import KvcoreError
 from ..replay.presets import PRESETS
 from ..replay.report import write_json
 from ..study.case import Case, Load
-from ..study.comparison import Candidate, Replayed, compare, labels, replay_candidate
-from .output import STDOUT, check_output, write_outputs
+from ..study.comparison import Candidate, Replayed, compare, groups, labels, replay_candidate
+from .output import STDOUT, check_outputs, write_outputs
+from .replay_report import Outputs, check_report, second_run, written
 from .replay_run import Checked, check_replay, file_digest
 
 
@@ -55,6 +56,7 @@ class Options(LoadOptions):
     resamples: int
     confidence: int
     json_path: str | None
+    report: str | None
 
 
 def run(options: Options) -> None:
@@ -62,22 +64,23 @@ def run(options: Options) -> None:
     if len(options.policies) < 2:
         raise click.UsageError("two policy files or more are needed")
     check_inputs(options)
-    if options.json_path is not None:
-        if options.json_path == STDOUT and sys.stdout is None:
-            raise click.UsageError("--json -: standard output is closed")
-        check_output("--json", options.json_path, [*options.traces, *options.policies])
+    check_outputs([("--json", options.json_path), ("--report", options.report)], [*options.traces, *options.policies])
+    if options.report is not None:
+        check_report("--report", None, options.traces)
     names = labels(options.policies)
     candidates = [
         Candidate(label, case_of(options, path)) for label, path in zip(names, options.policies, strict=True)
     ]
     with _progress(options, len(candidates)) as shown:
         runs = [_replay(candidate, shown) for candidate in candidates]
-        shown.begin("resampling", None)
+        shown.begin("resampling", sum(len(groups(runs[0], run)) for run in runs[1:]) * options.resamples)
         found = compare(runs, seed=options.seed, resamples=options.resamples, percent=options.confidence,
                         progress=shown.step)
+        found |= {"config": config_of(options) | {
+            "policies": [{"path": path, "sha256": file_digest(path)} for path in options.policies]}}
+        outputs = [] if options.report is None else _watch(options.report, found, candidates, runs, shown)
     _tell_skipped(options, runs)
-    _write(options, found | {"config": config_of(options) | {
-        "policies": [{"path": path, "sha256": file_digest(path)} for path in options.policies]}})
+    _write(options, found, outputs)
 
 
 def check_inputs(options: LoadOptions) -> None:
@@ -175,17 +178,31 @@ def _replay(candidate: Candidate, shown: _Shown) -> Replayed:
         raise click.UsageError(str(error)) from error
 
 
+def _watch(
+    path: str, found: dict[str, Any], candidates: list[Candidate], runs: list[Replayed], shown: _Shown
+) -> Outputs:
+    """The file of --report, from second runs that are watched."""
+    from ..report.comparison import compared
+
+    def progress(label: str) -> Callable[[int, int], None]:
+        shown.begin(f"{label}, again", len(runs[0].outcomes))
+        return shown.requests
+
+    with second_run():
+        report = compared(found, candidates, runs, progress)
+    return [(path, written(report.html))]
+
+
 def _tell_skipped(options: Options, runs: list[Replayed]) -> None:
     if runs[0].unusable and not options.quiet:
         click.echo(f"kvcore: note: skipped {runs[0].unusable:,} rows that cannot be used", err=True)
 
 
-def _write(options: Options, report: dict[str, Any]) -> None:
-    outputs: list[tuple[str, Callable[[IO[str]], None]]] = []
+def _write(options: Options, report: dict[str, Any], outputs: Outputs) -> None:
     if options.json_path is not None:
         outputs.append((options.json_path, lambda stream: write_json(report, stream)))
     write_outputs(outputs)
-    if not options.quiet and options.json_path != STDOUT and sys.stdout is not None:
+    if not options.quiet and STDOUT not in (options.json_path, options.report) and sys.stdout is not None:
         from ..study.comparison_text import print_comparison
 
         print_comparison(report)

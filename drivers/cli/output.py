@@ -6,7 +6,7 @@ import gzip
 import os
 import stat
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from io import TextIOWrapper
 from typing import IO, Any, cast
 
@@ -37,6 +37,26 @@ def check_output(option: str, path: str, inputs: Iterable[str]) -> None:
         os.unlink(part)
     except OSError as error:
         raise click.ClickException(f"{option} {path}: cannot be written: {error.strerror or error}") from error
+
+
+def check_outputs(
+    outputs: Iterable[tuple[str, str | None]], inputs: Sequence[str], files: Collection[str] = (),
+) -> None:
+    """Do so for all of (option, path); None: not given. files: options that can not have standard output.
+
+    Raises: click.ClickException, also for two that go to the same place.
+    """
+    given = [(option, path) for option, path in outputs if path is not None]
+    places = [os.path.realpath(path) for _, path in given if path != os.devnull]
+    if len(set(places)) < len(places):
+        *names, last = [option for option, _ in given]
+        raise click.UsageError(f"{', '.join(names)} and {last} must go to different places")
+    for option, path in given:
+        if path == STDOUT and option in files:
+            raise click.UsageError(f"{option} needs a file")
+        if path == STDOUT and sys.stdout is None:
+            raise click.UsageError(f"{option} -: standard output is closed")
+        check_output(option, path, inputs)
 
 
 def write_outputs(outputs: Iterable[tuple[str, Callable[[IO[str]], None]]]) -> None:

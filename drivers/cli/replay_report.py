@@ -1,10 +1,11 @@
-"""`kvcore replay --report` and `--figures`: what is checked before the run, and the files that come out."""
+"""`--report` and `--figures`, of `kvcore replay` and `kvcore compare`: what is checked first, and what comes out."""
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import IO, TYPE_CHECKING, Any, TextIO, cast
 
 import click
@@ -49,10 +50,19 @@ def make_report(
     result: ReplayResult, report: dict[str, Any], workers: int, block_size: int, again: Callable[[Tap], ReplayResult]
 ) -> ReplayReport:
     """Run once more and look. Raises: click.ClickException if the traces are not what they were."""
-    from ..report.replay import RunsDiffer, watched
+    from ..report.replay import watched
+
+    with second_run():
+        return watched(result, report, workers, block_size, again)
+
+
+@contextmanager
+def second_run() -> Iterator[None]:
+    """Around what watches a second run. Raises: click.ClickException if it was another one."""
+    from ..report.replay import RunsDiffer
 
     try:
-        return watched(result, report, workers, block_size, again)
+        yield
     except RunsDiffer as error:
         raise click.ClickException("the second run, for the report, was another one: a trace has changed") from error
 
@@ -65,14 +75,15 @@ def report_outputs(found: ReplayReport, html: str | None, figures: str | None) -
         for name, table in found.tables.items():
             outputs.append((os.path.join(figures, f"{name}.csv"), table.write))
         for drawing in found.drawings:
-            outputs.append((os.path.join(figures, f"{drawing.name}.svg"), _text(drawing.svg)))
+            outputs.append((os.path.join(figures, f"{drawing.name}.svg"), written(drawing.svg)))
             outputs.append((os.path.join(figures, f"{drawing.name}.png"), _bytes(drawing.png)))
     if html is not None:
-        outputs.append((html, _text(found.html)))
+        outputs.append((html, written(found.html)))
     return outputs
 
 
-def _text(make: Callable[[], str]) -> Callable[[IO[str]], None]:
+def written(make: Callable[[], str]) -> Callable[[IO[str]], None]:
+    """Fills a file with text, for write_outputs."""
     return lambda stream: cast(None, stream.write(make()))
 
 

@@ -32,7 +32,7 @@ from ..replay.result import ReplayResult
 from ..replay.simulate import Tap, simulate
 from ..replay.traces import FORMATS, TraceStream, open_traces
 from .journal import write_journal
-from .output import STDOUT, check_output, write_outputs
+from .output import STDOUT, check_outputs, write_outputs
 from .replay_report import Outputs, check_report, make_report, report_outputs
 
 _BAD_ROWS_SHOWN = 3
@@ -120,11 +120,12 @@ def _replay(options: Options, profile: PolicyProfile | None, mix: ClassMix | Non
     spec = PRESETS[options.engine].scaled(config.block_size)
     wall, cpu = time.perf_counter(), time.process_time()
     result = _simulate(options, stream, config, spec, mix)
-    machine = _machine(time.perf_counter() - wall, time.process_time() - cpu, result)
+    spent = {"cpu_s": round(time.process_time() - cpu, 6)} | machine(time.perf_counter() - wall)
+    spent["events_per_s"] = round(result.events / max(spent["wall_s"], 1e-9))
     numbers = _report(options, stream, config, spec, result)
     _tell_skipped(options, stream, result)
     outputs = _watch(options, config, spec, mix, result, numbers) if options.report or options.figures else []
-    _write(options, numbers | {"run": machine}, result, outputs)
+    _write(options, numbers | {"run": spent}, result, outputs)
 
 
 def _simulate(
@@ -195,18 +196,8 @@ def _check(options: Options) -> None:
         raise click.UsageError(f"--seed must be 0 .. 2^64-1, not {options.seed}")
     outputs = [("--json", options.json_path), ("--csv", options.csv_path), ("--journal", options.journal),
                ("--report", options.report)]
-    given = [(option, path) for option, path in outputs if path is not None]
-    places = [os.path.realpath(path) for _, path in given if path != os.devnull]
-    if len(set(places)) < len(places):
-        *names, last = [option for option, _ in given]
-        raise click.UsageError(f"{', '.join(names)} and {last} must go to different places")
     inputs = list(options.traces) + ([] if options.policy is None else [options.policy])
-    for option, path in given:
-        if path == STDOUT and option == "--journal":
-            raise click.UsageError("--journal needs a file")
-        if path == STDOUT and sys.stdout is None:
-            raise click.UsageError(f"{option} -: standard output is closed")
-        check_output(option, path, inputs)
+    check_outputs(outputs, inputs, files=("--journal",))
     if options.report is not None or options.figures is not None:
         check_report("--figures" if options.report is None else "--report", options.figures, options.traces)
 
@@ -351,14 +342,12 @@ def file_digest(path: str) -> str | None:
     return digest.hexdigest()
 
 
-def _machine(wall_s: float, cpu_s: float, result: ReplayResult) -> dict[str, Any]:
+def machine(wall_s: float) -> dict[str, Any]:
     """Everything that differs from machine to machine and from run to run."""
     from . import program_version
 
     return {
         "wall_s": round(wall_s, 6),
-        "cpu_s": round(cpu_s, 6),
-        "events_per_s": round(result.events / max(wall_s, 1e-9)),
         "peak_memory_bytes": _peak_memory_bytes(),
         "finished_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "versions": {"kvcore": program_version(), "python": platform.python_version(), "numpy": np.__version__},

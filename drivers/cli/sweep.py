@@ -15,13 +15,18 @@ from .compare import load_options
 @click.option("--objective", metavar="TEXT", help="What to look for, in place of what SPACE.yaml says.")
 @click.option("--results", metavar="FILE", type=click.Path(dir_okay=False),
               help="Keep what is known in FILE (JSON lines); a sweep that was interrupted goes on from there.")
-@click.option("--backend", type=click.Choice(["loky", "dask"]), default="loky", show_default=True,
-              help="Where points are tried: in processes of this machine, or on a dask cluster.")
+@click.option("--backend", type=click.Choice(["processes", "loky", "dask", "ray"]), default="processes",
+              show_default=True,
+              help="Where points are tried: in processes of this machine (loky: those of joblib), or on a cluster.")
 @click.option("--jobs", type=click.IntRange(1, 4096), metavar="N", help="Processes.  [default: one per core]")
-@click.option("--address", metavar="URL", help="Scheduler of the dask cluster, such as tcp://10.0.0.1:8786.")
+@click.option("--address", metavar="URL",
+              help="Where the cluster is: dask's scheduler, such as tcp://10.0.0.1:8786, or ray's head, such as "
+                   "10.0.0.1:6379.")
 @click.option("--best", metavar="OUT", type=click.Path(), help="Write the best policy as a policy file (YAML).")
 @click.option("--csv", "csv_path", type=click.Path(allow_dash=True), metavar="OUT",
               help="Write one line per point as CSV; - for standard output, in place of the table.")
+@click.option("--json", "json_path", type=click.Path(allow_dash=True), metavar="OUT",
+              help="Write all points, the ranking, the best policy and the configuration as JSON.")
 @click.option("--plot", metavar="OUT", type=click.Path(dir_okay=False),
               help="Draw the Pareto front of the first two goals: .svg, .png or .pdf.")
 @click.option("--quiet", "-q", is_flag=True, help="No table, no notes and no progress bar.")
@@ -42,6 +47,7 @@ def sweep_command(**options: Any) -> None:
       kvcore sweep space.yaml --trace azure.csv --classes premium=0.2,regular=0.8 \\
           --results sweep.jsonl --best best.yaml --plot front.svg
       kvcore sweep space.yaml --trace azure.csv --backend dask --address tcp://10.0.0.1:8786
+      kvcore sweep space.yaml --trace azure.csv --json - | jq .best.policy
     """
     from .sweep_run import Options, run
 

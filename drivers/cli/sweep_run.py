@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from io import BytesIO
-from typing import IO
+from typing import IO, Any
 
 import click
 
@@ -16,15 +17,17 @@ from kvcore.errors import KvcoreError
 from kvcore.policy import PolicyProfile
 from kvcore.policy_file import PolicyDocument, describe
 
-from ..study.case import Case, check_traces
+from ..replay.report import write_json
+from ..study.case import Case, check_traces, keep_trace
 from ..study.objective import InvalidObjective, Objective, parse_objective
 from ..study.points import Task, Tried, check_keys, figure_names, policy_text
 from ..study.results import ResultFile, fingerprint, read_results, text_of
-from ..study.search import missing_extra, searching
+from ..study.search import CLUSTERS, searching
 from ..study.space import InvalidSpace, Point, Space, load_space
-from ..study.sweep_text import Verdict, judge, write_points
+from ..study.sweep_text import Verdict, judge, sweep_report, write_points
 from .compare_run import LoadOptions, case_of, check_inputs, config_of
-from .output import STDOUT, check_output, write_outputs
+from .output import STDOUT, check_outputs, write_outputs
+from .replay_run import file_digest, machine
 
 _PLOTS = (".svg", ".png", ".pdf")
 
@@ -41,6 +44,7 @@ class Options(LoadOptions):
     address: str | None
     best: str | None
     csv_path: str | None
+    json_path: str | None
     plot: str | None
 
 
@@ -49,13 +53,18 @@ def run(options: Options) -> None:
     _check(options)
     space = _space(options)
     policy = os.path.join(os.path.dirname(options.space), space.policy)
+    if not os.path.exists(policy):
+        raise InvalidSpace(space.at("policy"), f"policy {policy}: No such file")
     _check_outputs(options, policy)
     base = case_of(options, policy)
     profile = base.profile
     assert profile is not None
-    check_keys(space.keys, profile, options.space)
+    check_keys({name: space.at("keys", name) for name in space.keys}, profile)
     try:
         check_traces(base.load)
+        # Workers of a cluster stand in other folders.
+        base = replace(base, load=replace(base.load, traces=tuple(map(os.path.abspath, options.traces))))
+        keep_trace(base.load)
     except KvcoreError:
         raise
     except ValueError as error:
@@ -63,20 +72,23 @@ def run(options: Options) -> None:
     points = dict(enumerate(space.all_points(options.seed), 1))
     names = figure_names(profile, points[1])
     objective = _objective(options, space, names)
-    tried = _search(options, space, base, profile, points)
+    began = time.perf_counter()
+    tried, known = _search(options, space, base, profile, points)
+    spent = machine(time.perf_counter() - began) | {
+        "backend": options.backend, "jobs": options.jobs, "address": options.address, "known_points": known}
     verdict = judge(objective, tried, names)
-    _write(options, profile, verdict)
+    _write(options, profile, verdict, lambda: sweep_report(verdict, profile, _config(options, space, policy)) | {
+        "run": spent})
 
 
 def _check(options: Options) -> None:
-    if (absent := missing_extra()) is not None:
-        raise click.ClickException(f"kvcore sweep needs {absent}: pip install 'kvcore[sweep]'")
-    if options.address is not None and options.backend != "dask":
-        raise click.UsageError("--address needs --backend dask")
-    if options.backend == "dask" and options.address is None:
-        raise click.UsageError("--backend dask needs --address")
-    if options.backend == "dask" and options.jobs is not None:
-        raise click.UsageError("--jobs does nothing beside --backend dask: the cluster has as many as it has")
+    backend, on_cluster = options.backend, options.backend in CLUSTERS
+    if options.address is not None and not on_cluster:
+        raise click.UsageError(f"--address needs --backend {' or '.join(CLUSTERS)}")
+    if on_cluster and options.address is None:
+        raise click.UsageError(f"--backend {backend} needs --address")
+    if on_cluster and options.jobs is not None:
+        raise click.UsageError(f"--jobs does nothing beside --backend {backend}: the cluster has as many as it has")
     check_inputs(options)
 
 
@@ -90,17 +102,8 @@ def _space(options: Options) -> Space:
 
 def _check_outputs(options: Options, policy: str) -> None:
     outputs = [("--results", options.results), ("--best", options.best), ("--csv", options.csv_path),
-               ("--plot", options.plot)]
-    given = [(option, path) for option, path in outputs if path is not None]
-    places = [os.path.realpath(path) for _, path in given if path != os.devnull]
-    if len(set(places)) < len(places):
-        raise click.UsageError(f"{' and '.join(option for option, _ in given)} must go to different places")
-    for option, path in given:
-        if path == STDOUT and option != "--csv":
-            raise click.UsageError(f"{option} needs a file")
-        if path == STDOUT and sys.stdout is None:
-            raise click.UsageError(f"{option} -: standard output is closed")
-        check_output(option, path, [*options.traces, options.space, policy])
+               ("--json", options.json_path), ("--plot", options.plot)]
+    check_outputs(outputs, [*options.traces, options.space, policy], files=("--results", "--best", "--plot"))
     if options.plot is not None:
         if not options.plot.endswith(_PLOTS):
             raise click.UsageError(f"--plot {options.plot}: must end in {', '.join(_PLOTS)}")
@@ -118,7 +121,7 @@ def _objective(options: Options, space: Space, names: list[str]) -> Objective:
         objective = parse_objective(text)
         objective.check(names)
     except InvalidObjective as error:
-        place = "--objective" if options.objective else options.space
+        place = "--objective" if options.objective else space.at("objective")
         raise click.UsageError(f"{place}: {error}") from error
     if options.plot is not None and len(objective.goals) < 2:
         raise click.UsageError("--plot needs an objective with two goals, such as `minimise A, minimise B`")
@@ -127,8 +130,8 @@ def _objective(options: Options, space: Space, names: list[str]) -> Objective:
 
 def _search(
     options: Options, space: Space, base: Case, profile: PolicyProfile, points: dict[int, Point],
-) -> dict[int, Tried]:
-    """Try all points that are not known yet. Returns: all, by number."""
+) -> tuple[dict[int, Tried], int]:
+    """Try all points that are not known yet. Returns: all, by number, and how many were known."""
     from . import program_version
 
     described = describe(PolicyDocument(root=profile))
@@ -137,14 +140,13 @@ def _search(
     known = {} if options.results is None else read_results(options.results, identity, points)
     if known and not options.quiet:
         click.echo(f"kvcore: note: {len(known):,} of {len(points):,} points are known from {options.results}", err=True)
-    # Workers of a cluster stand in other folders.
-    base = replace(base, load=replace(base.load, traces=tuple(map(os.path.abspath, options.traces))))
     tasks = [Task(number, values, base) for number, values in points.items() if number not in known]
     file = None if options.results is None else ResultFile(options.results, identity, known)
     tried = dict(known)
     try:
-        with _progress(options, len(points), len(known)) as step, \
-                searching(tasks, options.backend, options.jobs or -1, options.address) as answers:
+        # The progress bar has a thread: after the fork.
+        with searching(tasks, options.backend, options.jobs, options.address) as answers, \
+                _progress(options, len(points), len(known)) as step:
             for answer in answers:
                 tried[answer.number] = answer
                 if file is not None:
@@ -156,7 +158,7 @@ def _search(
     if options.results is not None:
         text = text_of(identity, tried)
         write_outputs([(options.results, lambda stream: _put(stream, text))])
-    return tried
+    return tried, len(known)
 
 
 def _put(stream: IO[str], text: str) -> None:
@@ -178,17 +180,30 @@ def _progress(options: Options, points: int, known: int) -> Iterator[Callable[[]
         yield lambda: bar.advance(task)
 
 
-def _write(options: Options, profile: PolicyProfile, verdict: Verdict) -> None:
+def _config(options: Options, space: Space, policy: str) -> dict[str, Any]:
+    """Everything that decides the figures, as JSON values."""
+    return config_of(options) | {
+        "space": {"path": options.space, "sha256": file_digest(options.space)} | space.described(),
+        "policy_file": {"path": policy, "sha256": file_digest(policy)},
+        "objective": options.objective or space.objective,
+    }
+
+
+def _write(
+    options: Options, profile: PolicyProfile, verdict: Verdict, report: Callable[[], dict[str, Any]]
+) -> None:
     outputs: list[tuple[str, Callable[[IO[str]], None]]] = []
     if options.csv_path is not None:
         outputs.append((options.csv_path, lambda stream: write_points(verdict, stream)))
+    if options.json_path is not None:
+        outputs.append((options.json_path, lambda stream: write_json(report(), stream)))
     if options.best is not None and verdict.ranked:
         text = _best(options, profile, verdict)
         outputs.append((options.best, lambda stream: _put(stream, text)))
     if options.plot is not None:
         _plot(options.plot, verdict)
     write_outputs(outputs)
-    if not options.quiet and options.csv_path != STDOUT and sys.stdout is not None:
+    if not options.quiet and STDOUT not in (options.csv_path, options.json_path) and sys.stdout is not None:
         from ..study.sweep_text import print_sweep
 
         print_sweep(verdict)

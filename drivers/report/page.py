@@ -9,7 +9,7 @@ from importlib.resources import files
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
-from .figures import Drawing
+from .drawing import Drawing
 from .theme import colour_rules, inline
 
 
@@ -24,6 +24,16 @@ class Grid:
 
 
 @dataclass(frozen=True)
+class Section:
+    """A part of the page: tables, then pictures, then remarks. Without tables and pictures it is left out."""
+
+    title: str
+    grids: Sequence[Grid] = ()
+    drawings: Sequence[Drawing] = ()
+    remarks: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
 class Story:
     """What there is to say of one request: (label, preformatted text)."""
 
@@ -33,23 +43,22 @@ class Story:
 
 @dataclass(frozen=True)
 class Page:
-    """The words of a page. facts: (label, value) on top. remarks: below the figures. config: JSON text."""
+    """What stands on a page. facts: (label, value) on top. config: JSON text."""
 
     title: str
     subtitle: str
     facts: Sequence[tuple[str, str]]
-    grids: Sequence[Grid]
+    sections: Sequence[Section]
     config: str
-    remarks: Sequence[str] = ()
     stories_title: str = ""
     stories: Sequence[Story] = field(default=())
 
 
-def render(page: Page, drawings: Sequence[Drawing]) -> str:
-    """The page as HTML; all text in it is escaped. The same arguments give the same bytes."""
+def render(page: Page) -> str:
+    """The page as HTML; all text in it is escaped. The same page gives the same bytes."""
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True)
     template = environment.from_string(files(__package__).joinpath("page.j2").read_text(encoding="utf-8"))
     return template.render(
         page=page, light=Markup(colour_rules(False)), dark=Markup(colour_rules(True)),
-        drawings=[(drawing, Markup(inline(drawing.svg(), drawing.name))) for drawing in drawings])
+        picture=lambda drawing: Markup(inline(drawing.svg(), drawing.name)))

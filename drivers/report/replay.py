@@ -12,10 +12,11 @@ from ..replay.report import LATENCIES, PERCENTILES
 from ..replay.result import ReplayResult
 from ..replay.simulate import Tap
 from ..replay.text import duration
-from .figures import Drawing, draw
+from .drawing import Drawing
+from .figures import draw
 from .meters import Grid as TimeGrid
-from .page import Grid, Page, Story, render
-from .tables import BINS, NO_CLASS, Table, gather, looks, slowest
+from .page import Grid, Page, Section, Story, render
+from .tables import BINS, NO_CLASS, Slow, Table, gather, looks, slowest
 from .watch import Watch
 
 _LABELS = {"queue_wait": "in the queue", "ttft": "to first token", "itl": "between tokens", "e2e": "to last token"}
@@ -37,7 +38,7 @@ class ReplayReport:
 
     def html(self) -> str:
         """The page."""
-        return render(_page(self), self.drawings)
+        return render(_page(self))
 
 
 def watched(
@@ -50,14 +51,21 @@ def watched(
     Raises: RunsDiffer.
     """
     grid = TimeGrid.over(first.start_ns, max(first.start_ns, first.end_ns), BINS)
-    slow = slowest(first)
+    watch, tables = watch_again(first, grid, workers, block_size, again, slowest(first))
+    return ReplayReport(report, tables, draw(tables, grid.start_ns), watch)
+
+
+def watch_again(
+    first: ReplayResult, grid: TimeGrid, workers: int, block_size: int, again: Callable[[Tap], ReplayResult],
+    slow: Slow,
+) -> tuple[Watch, dict[str, Table]]:
+    """The second run: what was seen of it, and the tables. grid: holds all of its time. Raises: RunsDiffer."""
     watch = Watch(grid, len(first.profile.classes), workers, block_size, looks(slow))
     second = again(watch.tap)
     if second.digest != first.digest or second.events != first.events:
         raise RunsDiffer
     watch.finish(second.end_ns)
-    tables = gather(second, watch, slow)
-    return ReplayReport(report, tables, draw(tables, grid.start_ns), watch)
+    return watch, gather(second, watch, slow)
 
 
 def _page(found: ReplayReport) -> Page:
@@ -71,9 +79,11 @@ def _page(found: ReplayReport) -> Page:
         title=f"Replay of {names}",
         subtitle=f"{ends}; {rows}. Virtual time, modelled engines.",
         facts=_facts(report, config),
-        grids=[*_grids(report, config), _slowest(found)],
-        config=json.dumps(config, indent=2, ensure_ascii=False),
-        remarks=_remarks(found),
+        sections=[
+            Section("Figures of the run", [*_grids(report, config), _slowest(found)]),
+            Section("Pictures", drawings=found.drawings, remarks=_remarks(found)),
+        ],
+        config=config_text(config),
         stories_title="The slowest requests to their first token",
         stories=_stories(found),
     )
@@ -81,15 +91,12 @@ def _page(found: ReplayReport) -> Page:
 
 def _facts(report: dict[str, Any], config: dict[str, Any]) -> list[tuple[str, str]]:
     load = config["load"]
-    kind = "open loop" if load["mode"] == "open" else "closed loop of sessions"
-    mode = f"closed loop, {load['concurrency']} in flight" if "concurrency" in load else (
-        f"{kind}, speed {float(Fraction(load['speedup'])):g}")
     policy = config["policy_file"]
     return [
         ("Digest of the run", report["digest"]),
         ("Workers", f"{config['workers']:,} of {config['engine']['preset']}"),
         ("Policy", "built in" if policy is None else policy["path"]),
-        ("Load", mode),
+        ("Load", load_text(load.get("speedup"), load.get("concurrency"), load["mode"] != "open")),
         ("Class mix", config["classes"] or "as in the trace"),
         ("Seed", str(config["seed"])),
         ("Simulated time", duration(report["simulated_ns"])),
@@ -97,6 +104,13 @@ def _facts(report: dict[str, Any], config: dict[str, Any]) -> list[tuple[str, st
         *[("Trace", f"{trace['path']} ({trace['format']}), SHA-256 {(trace['sha256'] or 'unknown')[:16]}")
           for trace in config["traces"]],
     ]
+
+
+def load_text(speedup: str | None, concurrency: int | None, sessions: bool = False) -> str:
+    """How requests arrive. sessions: turns follow each other."""
+    if concurrency is not None:
+        return f"closed loop, {concurrency} in flight"
+    return f"{'closed loop of sessions' if sessions else 'open loop'}, speed {float(Fraction(speedup or 1)):g}"
 
 
 def _percent(share: float | None) -> str:
@@ -125,10 +139,19 @@ def _grids(report: dict[str, Any], config: dict[str, Any]) -> list[Grid]:
     rejects = [(_name(entry), reason, f"{count:,}") for entry in entries for reason, count in entry["rejected"].items()]
     if rejects:
         grids.append(Grid("Refused requests", ("class", "reason", "requests"), rejects))
-    policy = config["policy"]["policy_classes"]
-    keys = list(dict.fromkeys(key for item in policy for key, value in item.items() if not isinstance(value, dict)))
-    grids.append(Grid("Policy in effect", keys, [[_value(item.get(key)) for key in keys] for item in policy]))
-    return grids
+    return [*grids, policy_grid("Policy in effect", config["policy"])]
+
+
+def policy_grid(title: str, policy: dict[str, Any]) -> Grid:
+    """The classes of a policy, as `describe` gives it."""
+    classes = policy["policy_classes"]
+    keys = list(dict.fromkeys(key for item in classes for key, value in item.items() if not isinstance(value, dict)))
+    return Grid(title, keys, [[_value(item.get(key)) for key in keys] for item in classes])
+
+
+def config_text(config: dict[str, Any]) -> str:
+    """A configuration in full."""
+    return json.dumps(config, indent=2, ensure_ascii=False)
 
 
 def _sessions(entries: Sequence[dict[str, Any]]) -> Grid:

@@ -31,6 +31,8 @@ NO_CLASS = "(no class)"
 
 Rows = npt.NDArray[np.int64]
 Value = str | int | float | None
+#: Requests: position in the trace, and their columns and latencies.
+Slow = list[tuple[int, dict[str, int]]]
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,7 @@ def _column(rows: Rows, name: str) -> Rows:
     return rows[:, COLUMNS.index(name)]
 
 
-def slowest(result: ReplayResult, count: int = SLOWEST) -> list[tuple[int, dict[str, int]]]:
+def slowest(result: ReplayResult, count: int = SLOWEST) -> Slow:
     """The completed requests with the longest time to first token, longest first: (position, columns and latencies).
 
     Equal ones in order of arrival.
@@ -87,7 +89,7 @@ def request_id(row: dict[str, int]) -> str:
     return f"r{row['file_index']}-{row['row']}"
 
 
-def looks(slow: list[tuple[int, dict[str, int]]]) -> list[tuple[str, int]]:
+def looks(slow: Slow) -> list[tuple[str, int]]:
     """When to look at slow requests: half-way through their waits."""
     return [(request_id(row), row["arrival_ns"] + row["wait_ns"] // 2) for _, row in slow]
 
@@ -124,7 +126,7 @@ class _Sums:
             np.add.at(self.hits[at], bins[done], values[done])
 
 
-def gather(result: ReplayResult, watch: Watch, slow: list[tuple[int, dict[str, int]]]) -> dict[str, Table]:
+def gather(result: ReplayResult, watch: Watch, slow: Slow) -> dict[str, Table]:
     """All tables by name. watch: of the second run, which has ended. slow: of the first."""
     profile, grid = result.profile, watch.grid
     names = [item.name for item in profile.classes]
@@ -222,7 +224,7 @@ def _rejects(sums: _Sums, names: list[str]) -> Iterator[tuple[Value, ...]]:
                 yield name, reason.name, count
 
 
-def _slowest(slow: list[tuple[int, dict[str, int]]], watch: Watch, names: list[str]) -> Iterator[tuple[Value, ...]]:
+def _slowest(slow: Slow, watch: Watch, names: list[str]) -> Iterator[tuple[Value, ...]]:
     for position, row in slow:
         yield (request_id(row), names[row["class_index"]], row["arrival_ns"], row["queue_wait"], row["ttft"],
                None if row["itl"] < 0 else row["itl"], row["e2e"], row["prompt_tokens"], row["engine_cached_tokens"],

@@ -56,10 +56,19 @@ class Case:
     tell_output: bool = False
 
 
-def check_traces(load: Load) -> None:
-    """Refuse files that can not be used as a whole, before any replay. Raises: KvcoreError, ValueError, OSError."""
-    with _open(load):
-        pass
+def check_traces(load: Load) -> int:
+    """Refuse files that can not be used as a whole, before any replay. Returns: tokens per KV block.
+
+    Raises: KvcoreError, ValueError, OSError.
+    """
+    with _open(load) as stream:
+        return stream.block_size
+
+
+def keep_trace(load: Load) -> None:
+    """Read a small trace now, for all replays of this process and of those forked from it. Raises: as check_traces."""
+    if _is_small(load.traces):
+        _read(load, _stamps(load.traces))
 
 
 def replay(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -45,11 +45,11 @@ class Tried:
     error: str | None = None
 
 
-def check_keys(names: Iterable[str], profile: PolicyProfile, place: str) -> None:
-    """Refuse keys that nothing answers to. Raises: InvalidSpace."""
+def check_keys(places: Mapping[str, str], profile: PolicyProfile) -> None:
+    """Refuse keys that nothing answers to. places: of each key, where it is written. Raises: InvalidSpace."""
     classes = [item.name for item in profile.classes]
     keys = [item.name for item in fields(PolicyClass) if item.name not in _FIXED]
-    for name in names:
+    for name, place in places.items():
         owner, dot, key = name.rpartition(".")
         if not dot:
             raise InvalidSpace(place, f"key {name!r} must be OWNER.KEY, such as {classes[0]}.quantum or fleet.workers")

@@ -1,4 +1,4 @@
-"""Points of a sweep, tried in parallel: on the cores of this machine (loky) or on a dask cluster.
+"""Points of a sweep, tried in parallel: by processes of this machine, by those of joblib, or on a dask or ray cluster.
 
 Answers come in any order. What a point's figures are depends on the point alone, so every back end and any number of
 workers gives the same.
@@ -6,77 +6,54 @@ workers gives the same.
 
 from __future__ import annotations
 
-import signal
-import threading
+import logging
+import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from kvcore.errors import KvcoreError
-
 from .points import Task, Tried, try_point
+from .processes import SearchFailed, deaf_children, on_processes
 
-BACKENDS = ("loky", "dask")
+#: Where points are tried, and what each place needs to be installed.
+BACKENDS = {"processes": None, "loky": "kvcore[sweep]", "dask": "kvcore[sweep]", "ray": "kvcore[ray]"}
+CLUSTERS = ("dask", "ray")
 _CONNECT_S = 20
 
 
-class SearchFailed(KvcoreError):
-    """The workers of a sweep can not be had, or are gone."""
-
-
-def missing_extra() -> str | None:
-    """What is not installed of the extra `sweep`, or None."""
-    try:
-        import joblib  # noqa: F401 - whether it is there
-    except ImportError as error:
-        return str(error.name)
-    return None
-
-
 @contextmanager
-def searching(tasks: Sequence[Task], backend: str, jobs: int, address: str | None) -> Iterator[Iterator[Tried]]:
-    """The answers as they come. jobs: processes; -1: one per core. address: of the cluster's scheduler.
+def searching(
+    tasks: Sequence[Task], backend: str, jobs: int | None, address: str | None
+) -> Iterator[Iterator[Tried]]:
+    """The answers as they come. jobs: processes; None: one per core. address: of the cluster.
 
     Raises: SearchFailed, also while iterating.
     """
     if not tasks:
         yield iter(())
         return
-    if backend == "dask":
-        with _on_dask(tasks, address) as answers:
-            yield answers
-        return
-    from joblib import Parallel, delayed
+    places = {"processes": lambda: on_processes(tasks, jobs), "loky": lambda: _on_loky(tasks, jobs),
+              "dask": lambda: _on_dask(tasks, address), "ray": lambda: _on_ray(tasks, address)}
+    with places[backend]() as answers:
+        yield answers
 
-    parallel = Parallel(n_jobs=jobs, backend="loky", batch_size=1, return_as="generator_unordered")
-    with _deaf_children():
+
+@contextmanager
+def _on_loky(tasks: Sequence[Task], jobs: int | None) -> Iterator[Iterator[Tried]]:
+    try:
+        from joblib import Parallel, delayed
+    except ImportError as error:
+        raise _absent("loky", error) from error
+    parallel = Parallel(n_jobs=jobs or -1, backend="loky", batch_size=1, return_as="generator_unordered")
+    with deaf_children():
         answers = parallel(delayed(try_point)(task) for task in tasks)
     try:
-        yield _answers(answers)
+        yield _from_loky(answers)
     finally:
         answers.close()
 
 
-@contextmanager
-def _deaf_children() -> Iterator[None]:
-    """Processes that are started meanwhile do not hear Ctrl-C, which reaches every process of a terminal.
-
-    They end when we end them. Here it is held back: blocked, and ignored only because the start of loky's resource
-    tracker takes the block away, so that later processes would be born hearing.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, handler)
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-
-
-def _answers(answers: Iterator[Tried]) -> Iterator[Tried]:
+def _from_loky(answers: Iterator[Tried]) -> Iterator[Tried]:
     from joblib.externals.loky.process_executor import TerminatedWorkerError
 
     try:
@@ -92,7 +69,7 @@ def _on_dask(tasks: Sequence[Task], address: str | None) -> Iterator[Iterator[Tr
         from distributed import Client
         from joblib import Parallel, delayed, parallel_config
     except ImportError as error:
-        raise SearchFailed(f"--backend dask needs {error.name}: pip install 'kvcore[sweep]'") from error
+        raise _absent("dask", error) from error
     try:
         client: Any = Client(address, timeout=_CONNECT_S)  # type: ignore[no-untyped-call]
     except (OSError, ValueError, TimeoutError) as error:
@@ -109,4 +86,55 @@ def _from_cluster(answers: Iterator[Tried]) -> Iterator[Tried]:
         yield from answers
     except (OSError, TimeoutError, KilledWorker, ImportError) as error:
         # ImportError: its workers have no kvcore. OSError: also of a scheduler that is gone.
-        raise SearchFailed(f"the cluster failed: {' '.join(str(error).split()) or type(error).__name__}") from error
+        raise SearchFailed(f"the cluster failed: {_words(error)}") from error
+
+
+@contextmanager
+def _on_ray(tasks: Sequence[Task], address: str | None) -> Iterator[Iterator[Tried]]:
+    try:
+        import ray
+        from joblib import Parallel, delayed, parallel_config, register_parallel_backend
+        from ray.util.joblib.ray_backend import RayBackend
+    except ImportError as error:
+        raise _absent("ray", error) from error
+    try:
+        _knock(address)
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+    except (OSError, RuntimeError, ValueError, AssertionError) as error:
+        raise SearchFailed(f"--address {address}: no ray cluster answers there: {_words(error)}") from error
+
+    class Streaming(RayBackend):  # type: ignore[misc]
+        # It has this from joblib's pools of forked processes, which ray's pool is none of: it calls back as they do.
+        supports_return_generator = True
+
+    try:
+        register_parallel_backend("ray", Streaming)
+        with parallel_config(backend="ray", n_jobs=-1):
+            parallel = Parallel(batch_size=1, return_as="generator_unordered")
+            yield _from_ray(parallel(delayed(try_point)(task) for task in tasks))
+    finally:
+        ray.shutdown()
+
+
+def _knock(address: str | None) -> None:
+    """Find out whether anybody listens: ray itself tries for minutes, and says so again and again. Raises: OSError."""
+    host, _, port = (address or "").removeprefix("ray://").rpartition(":")
+    if port.isdecimal() and int(port) < 1 << 16:
+        socket.create_connection((host.strip("[]"), int(port)), _CONNECT_S).close()
+
+
+def _from_ray(answers: Iterator[Tried]) -> Iterator[Tried]:
+    from ray.exceptions import RayError
+
+    try:
+        yield from answers
+    except (OSError, TimeoutError, RayError, ImportError) as error:
+        raise SearchFailed(f"the cluster failed: {_words(error)}") from error
+
+
+def _absent(backend: str, error: ImportError) -> SearchFailed:
+    return SearchFailed(f"--backend {backend} needs {error.name}: pip install '{BACKENDS[backend]}'")
+
+
+def _words(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__

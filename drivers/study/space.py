@@ -20,7 +20,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from itertools import count, islice, product
 from typing import Any
@@ -35,11 +35,12 @@ Point = dict[str, Value]
 POINTS_MAX = 100_000
 _TRIES = 100    # draws per random point, before a space counts as used up
 _DIGITS = 6     # of a drawn number that is not whole
+_LEVELS = 3     # of keys: `keys`, a key, an end of its range
 _MEMBERS = ("policy", "objective", "search", "points", "keys")
 
 
 class InvalidSpace(KvcoreError):
-    """A file that describes no space. place: the file."""
+    """A file that describes no space. place: the file, and where in it as `file:line:column`."""
 
     def __init__(self, place: str, reason: str) -> None:
         super().__init__(f"{place}: {reason}")
@@ -67,13 +68,21 @@ class Range:
 
 @dataclass(frozen=True)
 class Space:
-    """policy: path as written. points: None of a grid. keys: name -> values to choose from, or a range."""
+    """policy: path as written. points: None of a grid. keys: name -> values to choose from, or a range.
+
+    place: the file. places: see at().
+    """
 
     place: str
     policy: str
     objective: str | None
     points: int | None
     keys: Mapping[str, tuple[Value, ...] | Range]
+    places: Mapping[tuple[str | int, ...], str] = field(default_factory=dict, compare=False)
+
+    def at(self, *path: str) -> str:
+        """Where a key is written, such as ("keys", "premium.quantum"), as `file:line:column`."""
+        return self.places.get(path, self.place)
 
     def all_points(self, seed: int) -> list[Point]:
         """The points, the first of which has number 1. Raises: InvalidSpace for more than POINTS_MAX."""
@@ -81,7 +90,7 @@ class Space:
             axes = [values for values in self.keys.values() if not isinstance(values, Range)]
             points = math.prod(map(len, axes))
             if points > POINTS_MAX:
-                raise InvalidSpace(self.place, f"a grid of {points:,} points; at most {POINTS_MAX:,}")
+                raise InvalidSpace(self.at("keys"), f"a grid of {points:,} points; at most {POINTS_MAX:,}")
             return [dict(zip(self.keys, values, strict=True)) for values in product(*axes)]
         return list(islice(self._different(seed), self.points))
 
@@ -113,27 +122,121 @@ def _drawn(values: tuple[Value, ...] | Range, part: float) -> Value:
 
 def load_space(text: str, place: str) -> Space:
     """Read a space; names of keys are checked by whoever knows the policy. Raises: InvalidSpace."""
+    loader = yaml.SafeLoader(text)
     try:
-        data = yaml.safe_load(text)
+        node = loader.get_single_node()
+        places = {} if node is None else dict(_places(node, place, ()))
+        data = None if node is None else loader.construct_document(node)
     except yaml.MarkedYAMLError as error:
-        line = "" if error.problem_mark is None else f":{error.problem_mark.line + 1}"
-        raise InvalidSpace(f"{place}{line}", f"not YAML: {error.problem}") from error
+        mark = error.problem_mark or error.context_mark
+        raise InvalidSpace(place if mark is None else _at(place, mark), f"not YAML: {error.problem}") from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise InvalidSpace(place, f"not YAML: {str(error).splitlines()[0]}") from error
     if not isinstance(data, dict):
         raise InvalidSpace(place, "must be a mapping with `policy` and `keys`")
-    for name in data:
-        known(str(name), _MEMBERS, place, "key")
-    policy, objective, keys = data.get("policy"), data.get("objective"), data.get("keys")
-    if not isinstance(policy, str) or not policy:
-        raise InvalidSpace(place, "`policy` must name a policy file")
-    if objective is not None and not isinstance(objective, str):
-        raise InvalidSpace(place, "`objective` must be text")
-    if not isinstance(keys, dict) or not keys or not all(isinstance(name, str) for name in keys):
-        raise InvalidSpace(place, "`keys` must be a mapping with a key or more")
-    points = _points(data, place)
-    return Space(place, policy, objective, points,
-                 {name: _values(name, values, place, points is not None) for name, values in keys.items()})
+    return _Reader(place, data, places).space()
+
+
+def _at(place: str, mark: yaml.Mark) -> str:
+    return f"{place}:{mark.line + 1}:{mark.column + 1}"
+
+
+def _places(node: yaml.Node, place: str, path: tuple[str | int, ...]) -> Iterator[tuple[tuple[str | int, ...], str]]:
+    """Of all keys, and of the items of lists, as far down as a space goes. Raises: InvalidSpace for a repeated key."""
+    if len(path) == _LEVELS:
+        return
+    if isinstance(node, yaml.MappingNode):
+        seen: dict[str, int] = {}
+        for key, value in node.value:
+            if isinstance(key, yaml.ScalarNode):
+                if key.value in seen:
+                    raise InvalidSpace(_at(place, key.start_mark), f"key {key.value!r} is there twice, "
+                                                                   f"first on line {seen[key.value]}")
+                seen[key.value] = key.start_mark.line + 1
+                yield (*path, key.value), _at(place, key.start_mark)
+                yield from _places(value, place, (*path, key.value))
+    elif isinstance(node, yaml.SequenceNode):
+        for number, item in enumerate(node.value):
+            yield (*path, number), _at(place, item.start_mark)
+
+
+@dataclass(frozen=True)
+class _Reader:
+    """What is checked of a file. places: as in a Space."""
+
+    place: str
+    data: dict[Any, Any]
+    places: dict[tuple[str | int, ...], str]
+
+    def refused(self, reason: str, *path: str | int) -> InvalidSpace:
+        """An error at a key that may not be there."""
+        return InvalidSpace(self.places.get(path, self.place), reason)
+
+    def space(self) -> Space:
+        """The whole. Raises: InvalidSpace."""
+        data = self.data
+        for name in data:
+            known(str(name), _MEMBERS, self.places.get((str(name),), self.place), "key")
+        policy, objective, keys = data.get("policy"), data.get("objective"), data.get("keys")
+        if not isinstance(policy, str) or not policy:
+            raise self.refused("`policy` must name a policy file", "policy")
+        if objective is not None and not isinstance(objective, str):
+            raise self.refused("`objective` must be text", "objective")
+        if not isinstance(keys, dict) or not keys:
+            raise self.refused("`keys` must be a mapping with a key or more", "keys")
+        for name in keys:
+            if not isinstance(name, str):
+                raise self.refused(f"a key must be text, not {name!r}", "keys", str(name))
+        points = self._points()
+        found = {name: self._values(name, values, points is not None) for name, values in keys.items()}
+        return Space(self.place, policy, objective, points, found, self.places)
+
+    def _points(self) -> int | None:
+        search, points = self.data.get("search", "grid"), self.data.get("points")
+        if search not in ("grid", "random"):
+            raise self.refused(f"`search` must be grid or random, not {search!r}", "search")
+        if search == "grid":
+            if points is not None:
+                raise self.refused("`points` is for `search: random`; a grid has as many as its keys make", "points")
+            return None
+        if type(points) is not int or not 1 <= points <= POINTS_MAX:
+            raise self.refused(f"`points` must be 1..{POINTS_MAX}, not {points!r}", "points")
+        return points
+
+    def _values(self, name: str, given: object, random: bool) -> tuple[Value, ...] | Range:
+        path = ("keys", name)
+        if isinstance(given, dict):
+            if not random:
+                raise self.refused(f"{name}: a range needs `search: random`; a grid needs a list", *path)
+            return self._range(name, given)
+        values = given if isinstance(given, list) else [given]
+        seen = set()
+        for number, value in enumerate(values):
+            here = (*path, number) if (*path, number) in self.places else path
+            if not (value is None or isinstance(value, int | float | str)) or value != value or value in _INFINITE:
+                raise self.refused(f"{name}: must list numbers, words or null, not {value!r}", *here)
+            if repr(value) in seen:
+                raise self.refused(f"{name}: must list different values, {value!r} is there twice", *here)
+            seen.add(repr(value))
+        if not values:
+            raise self.refused(f"{name}: must list a value or more", *path)
+        return tuple(values)
+
+    def _range(self, name: str, given: dict[Any, Any]) -> Range:
+        for key in given:
+            known(str(key), ("min", "max", "scale"), self.places.get(("keys", name, str(key)), self.place),
+                  f"key of {name}")
+        low: Any = given.get("min")
+        high: Any = given.get("max")
+        scale = given.get("scale", "linear")
+        if not all(type(end) in (int, float) and math.isfinite(end) for end in (low, high)) or not low < high:
+            raise self.refused(f"{name}: needs numbers `min` below `max`", "keys", name)
+        if scale not in ("linear", "log") or (scale == "log" and low <= 0):
+            raise self.refused(f"{name}: `scale` must be linear, or log with `min` above 0", "keys", name)
+        return Range(low, high, type(low) is int and type(high) is int, scale == "log")
+
+
+_INFINITE = (math.inf, -math.inf)
 
 
 def known(name: str, names: Collection[str], place: str, what: str) -> None:
@@ -142,46 +245,3 @@ def known(name: str, names: Collection[str], place: str, what: str) -> None:
         near = get_close_matches(name, names, 1)
         hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(names)}"
         raise InvalidSpace(place, f"unknown {what} {name!r}; {hint}")
-
-
-def _points(data: dict[str, Any], place: str) -> int | None:
-    search, points = data.get("search", "grid"), data.get("points")
-    if search not in ("grid", "random"):
-        raise InvalidSpace(place, f"`search` must be grid or random, not {search!r}")
-    if search == "grid":
-        if points is not None:
-            raise InvalidSpace(place, "`points` is for `search: random`; a grid has as many as its keys make")
-        return None
-    if type(points) is not int or not 1 <= points <= POINTS_MAX:
-        raise InvalidSpace(place, f"`points` must be 1..{POINTS_MAX}, not {points!r}")
-    return points
-
-
-def _values(name: str, given: object, place: str, random: bool) -> tuple[Value, ...] | Range:
-    if isinstance(given, dict):
-        if not random:
-            raise InvalidSpace(place, f"{name}: a range needs `search: random`; a grid needs a list")
-        return _range(name, given, place)
-    values = given if isinstance(given, list) else [given]
-    for value in values:
-        if not (value is None or isinstance(value, int | float | str)) or value != value or value in _INFINITE:
-            raise InvalidSpace(place, f"{name}: must list numbers, words or null, not {value!r}")
-    if not values or len(set(map(repr, values))) < len(values):
-        raise InvalidSpace(place, f"{name}: must list different values, one at least")
-    return tuple(values)
-
-
-_INFINITE = (math.inf, -math.inf)
-
-
-def _range(name: str, given: dict[Any, Any], place: str) -> Range:
-    for key in given:
-        known(str(key), ("min", "max", "scale"), place, f"key of {name}")
-    low: Any = given.get("min")
-    high: Any = given.get("max")
-    scale = given.get("scale", "linear")
-    if not all(type(end) in (int, float) and math.isfinite(end) for end in (low, high)) or not low < high:
-        raise InvalidSpace(place, f"{name}: needs numbers `min` below `max`")
-    if scale not in ("linear", "log") or (scale == "log" and low <= 0):
-        raise InvalidSpace(place, f"{name}: `scale` must be linear, or log with `min` above 0")
-    return Range(low, high, type(low) is int and type(high) is int, scale == "log")

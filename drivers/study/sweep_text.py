@@ -1,4 +1,4 @@
-"""A sweep as text for people, and its points as CSV."""
+"""A sweep as text for people, as JSON values, and its points as CSV."""
 
 from __future__ import annotations
 
@@ -6,17 +6,19 @@ import csv
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import IO
+from typing import IO, Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from kvcore.policy import PolicyProfile
+
 from ..replay.text import duration
 from .objective import Objective, front, ranking
 from .outcomes import LATENCIES, Figures
-from .points import Tried, all_figures
+from .points import Tried, all_figures, policy_of
 
 SHOWN_MAX = 20
 _PIPED_WIDTH = 1000
@@ -125,3 +127,20 @@ def write_points(verdict: Verdict, stream: IO[str]) -> None:
         writer.writerow([
             number, *("" if (value := item.values[key]) is None else value for key in keys), verdict.status(number),
             item.error or "", *("" if (value := figures.get(name)) is None else value for name in names)])
+
+
+def sweep_report(verdict: Verdict, profile: PolicyProfile, config: dict[str, Any]) -> dict[str, Any]:
+    """Everything that is known of a sweep, as JSON values. profile: that its points are changes of."""
+    objective, tried = verdict.objective, verdict.tried
+    best = verdict.ranked[0] if verdict.ranked else None
+    return {
+        "config": config,
+        "goals": [vars(goal) for goal in objective.goals],
+        "constraints": [item.text for item in objective.constraints],
+        "points": [
+            {"point": number, "values": tried[number].values, "status": verdict.status(number),
+             "error": tried[number].error, "figures": verdict.figures.get(number)} for number in sorted(tried)],
+        "ranked": list(verdict.ranked),
+        "front": list(verdict.front),
+        "best": None if best is None else {"point": best, "policy": policy_of(profile, tried[best].values)},
+    }

@@ -8,6 +8,7 @@ import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter, NullFormatter, PercentFormatter
 
 from ..replay.values import SECOND_NS
 from .statistics import Collected, Integers
@@ -38,22 +39,26 @@ def _rate(axes: Axes, trace: Collected) -> None:
     width_ns, counts = trace.windows()
     seconds = width_ns / SECOND_NS
     axes.stairs(counts / seconds, np.arange(len(counts) + 1) * seconds, color=_BLUE, fill=True)
-    axes.set(xlabel="time (s)", ylabel="requests per second", ylim=(0, None))
+    axes.set(title="Arrivals", xlabel="time (s)", ylabel="requests per second", ylim=(0, None))
 
 
 def _prefixes(axes: Axes, trace: Collected) -> None:
     """Share of blocks seen before, of all blocks so far."""
-    axes.set(xlabel="time (s)", ylabel="blocks seen before", ylim=(0, 1))
+    axes.set(title="Prefix sharing", xlabel="time (s)", ylabel="of all blocks so far, seen before", ylim=(0, 1))
+    axes.yaxis.set_major_formatter(PercentFormatter(1))
     total = np.cumsum(trace.blocks)
     if not total.size or not total[-1]:
         axes.text(0.5, 0.5, "no block hashes", ha="center", va="center", transform=axes.transAxes)
+        axes.set(xticks=[], yticks=[])
         return
     there = total > 0
     axes.plot(trace.arrivals[there] / SECOND_NS, np.cumsum(trace.shared)[there] / total[there], color=_VERMILION)
 
 
 def _lengths(axes: Axes, values: Integers, what: str) -> None:
-    axes.set(xlabel=what, ylabel="requests", xscale="log")
+    axes.set(title=f"Lengths: {what}", xlabel=what, ylabel="requests", xscale="log")
+    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+    axes.xaxis.set_minor_formatter(NullFormatter())
     if len(values):
         edges = np.geomspace(int(values.min()) * 0.999, max(2, int(values.max())) * 1.001, _BINS)
         axes.hist(values, bins=edges.tolist(), color=_BLUE)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import multiprocessing
 import os
 import signal
 import socket
@@ -15,10 +16,11 @@ import warnings
 
 import pytest
 from kvcore.drivers.cli import main
+from kvcore.drivers.study.case import Case, Load
+from kvcore.drivers.study.points import Task
+from kvcore.drivers.study.processes import SearchFailed, on_processes
 
 from kvcore.policy_file import load_policy
-
-pytest.importorskip("joblib")
 
 POLICY = """
 default_policy_family: regular
@@ -123,6 +125,33 @@ def test_any_number_of_processes_gives_the_same_bytes(kvcore, folder):
     tables = [swept(kvcore, "--jobs", jobs, "--results", f"r{jobs}.jsonl") for jobs in (1, 3)]
     assert tables[0] == tables[1]
     assert (folder / "r1.jsonl").read_bytes() == (folder / "r3.jsonl").read_bytes()
+    assert multiprocessing.active_children() == []
+
+
+def test_a_process_that_is_killed_ends_the_search(folder):
+    os.mkfifo(folder / "silence")   # nobody will ever write there
+    tasks = [Task(number, {"fleet.workers": 1}, Case(Load(("silence",)), None)) for number in (1, 2, 3)]
+    with on_processes(tasks, 2) as answers:
+        for child in multiprocessing.active_children():
+            child.kill()
+        with pytest.raises(SearchFailed, match="a process has ended under its work"):
+            list(answers)
+    assert multiprocessing.active_children() == []
+
+
+def test_workers_end_with_the_one_who_forked_them(folder):
+    """However it ends: here it is killed."""
+    program = ("import os, signal, time; from multiprocessing import active_children; "
+               "from kvcore.drivers.study import processes; processes.try_point = time.sleep\n"
+               "with processes.on_processes([600, 600], 2): os.kill(os.getpid(), signal.SIGKILL)")
+    process = subprocess.Popen([sys.executable, "-P", "-c", program], process_group=0)
+    assert process.wait(60) == -signal.SIGKILL
+    assert ends(process.pid), "a worker is left"
+
+
+def test_the_processes_of_joblib_give_the_same_bytes(kvcore):
+    pytest.importorskip("joblib")
+    assert swept(kvcore, "--backend", "loky", "--jobs", 2) == swept(kvcore)
 
 
 def test_random_search_is_seeded(kvcore, folder):
@@ -197,6 +226,31 @@ def test_results_of_another_sweep_are_refused_and_kept(kvcore, folder):
     assert (folder / "r.jsonl").read_bytes() == before
 
 
+def test_json_holds_everything_and_the_machine_apart(kvcore, folder):
+    argv = ["--jobs", 1, "--json", "-", "--csv", "o.csv", "--best", "b.yaml"]
+    status, out, err = kvcore("sweep", "s.yaml", *LOAD, *argv)
+    assert (status, err) == (0, "")
+    report = json.loads(out)
+    rows = list(csv.DictReader(io.StringIO((folder / "o.csv").read_text())))
+    assert [(str(item["point"]), item["status"], item["error"] or "") for item in report["points"]] == [
+        (row["point"], row["status"], row["error"]) for row in rows]
+    for item, row in zip(report["points"], rows, strict=True):
+        assert {key: str(value) for key, value in item["values"].items()} == {key: row[key] for key in item["values"]}
+        for name, value in (item["figures"] or {}).items():
+            assert row[name] == ("" if value is None else str(value))
+    (best,) = [item["point"] for item in report["points"] if item["status"] == "best"]
+    assert (report["best"]["point"], report["ranked"][0], report["front"][0]) == (best, best, best)
+    assert len(report["ranked"]) == 6
+    assert load_policy(json.dumps(report["best"]["policy"])).root == load_policy((folder / "b.yaml").read_text()).root
+    assert report["goals"][0] == {"figure": "premium.ttft_p99", "minimise": True}
+    assert report["constraints"] == ["regular.completed >= 0.9"]
+    assert report["config"]["space"]["keys"][0] == ["premium.quantum", [50, 100, 400, 0]]
+    assert len(report["config"]["policy_file"]["sha256"]) == 64
+    again = json.loads(kvcore("sweep", "s.yaml", *LOAD, "--json", "-")[1])
+    assert (report.pop("run")["jobs"], again.pop("run")["jobs"]) == (1, None)
+    assert again == report
+
+
 @pytest.mark.parametrize("form", ["svg", "png"])
 def test_the_front_is_drawn(kvcore, folder, form):
     pytest.importorskip("matplotlib")
@@ -229,9 +283,40 @@ def test_a_dask_cluster_gives_the_same_bytes(kvcore, folder, cluster):
     assert (folder / "there.jsonl").read_bytes() == (folder / "here.jsonl").read_bytes()
 
 
+@pytest.fixture
+def ray_cluster():
+    """A ray cluster on this machine."""
+    ray = pytest.importorskip("ray.cluster_utils", reason="needs ray: pip install 'kvcore[ray]'")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        made = ray.Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
+        yield made
+        made.shutdown()
+
+
+def test_a_ray_cluster_gives_the_same_bytes(ray_cluster, kvcore, folder):
+    here = swept(kvcore, "--results", "here.jsonl")
+    there = subprocess.run(
+        [sys.executable, "-P", "-m", "kvcore", "sweep", "s.yaml", *LOAD, "--csv", "-", "--results", "there.jsonl",
+         "--backend", "ray", "--address", ray_cluster.address],
+        capture_output=True, text=True, timeout=120, check=False)
+    assert (there.returncode, there.stderr) == (0, "")
+    assert there.stdout == here
+    assert (folder / "there.jsonl").read_bytes() == (folder / "here.jsonl").read_bytes()
+
+
+def test_without_ray_the_extra_is_named(kvcore, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    assert kvcore("sweep", "s.yaml", *LOAD, "--backend", "ray", "--address", "127.0.0.1:1") == (
+        2, "", "kvcore: error: --backend ray needs ray: pip install 'kvcore[ray]'\n")
+
+
 @pytest.mark.parametrize(("argv", "words"), [
-    (["--address", "tcp://127.0.0.1:1"], "--address needs --backend dask"),
+    (["--address", "tcp://127.0.0.1:1"], "--address needs --backend dask or ray"),
     (["--backend", "dask"], "--backend dask needs --address"),
+    (["--backend", "ray", "--address", "127.0.0.1:1", "--jobs", "2"], "--jobs does nothing beside --backend ray"),
+    (["--json", "o", "--csv", "o"], "must go to different places"),
+    (["--json", "s.yaml"], "--json s.yaml: is also an input file"),
     (["--backend", "dask", "--address", "tcp://127.0.0.1:1", "--jobs", "2"], "--jobs does nothing"),
     (["--objective", "minimise premum.ttft_p99"], "did you mean 'premium.ttft_p99'?"),
     (["--objective", "smallest"], "is not `minimise FIGURE`"),
@@ -258,25 +343,35 @@ def test_errors_are_one_line_and_touch_nothing(kvcore, folder, argv, words):
 
 
 @pytest.mark.parametrize(("old", "new", "words"), [
-    ("premium.quantum", "premum.quantum", "s.yaml: unknown class 'premum'; did you mean 'premium'?"),
-    ("policy: p.yaml", "policy: gone.yaml", "gone.yaml: No such file"),
-    ("objective:", "objectve:", "unknown key 'objectve'; did you mean 'objective'?"),
+    ("premium.quantum", "premum.quantum", "s.yaml:5:3: unknown class 'premum'; did you mean 'premium'?"),
+    ("policy: p.yaml", "policy: gone.yaml", "s.yaml:2:1: policy gone.yaml: No such file"),
+    ("premium.ttft_p99,", "premum.ttft_p99,", "s.yaml:3:1: objective: unknown figure 'premum.ttft_p99'; did"),
+    ("objective:", "objectve:", "s.yaml:3:1: unknown key 'objectve'; did you mean 'objective'?"),
     ("keys:", "keys: [", "s.yaml:"),
 ])
 def test_faults_of_a_space_are_named(kvcore, folder, old, new, words):
     (folder / "s.yaml").write_text(SPACE.replace(old, new))
     status, _, err = kvcore("sweep", "s.yaml", *LOAD)
     assert status == 2
-    assert words in err
+    assert err.startswith(f"kvcore: error: {words}")
+
+
+def test_a_bad_row_is_told_at_once(kvcore, folder):
+    (folder / "t.jsonl").write_text((folder / "t.jsonl").read_text() + "nonsense\n")
+    status, out, err = kvcore("sweep", "s.yaml", *LOAD)
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert "t.jsonl:301: " in err
+    status, _, err = kvcore("sweep", "s.yaml", *LOAD, "--skip-bad", "--quiet")
+    assert (status, err) == (0, "")
 
 
 def test_a_sweep_of_which_every_point_fails_is_an_error(kvcore, folder):
-    (folder / "t.jsonl").write_text((folder / "t.jsonl").read_text() + "nonsense\n")
+    (folder / "s.yaml").write_text(SPACE.replace("[50, 100, 400, 0]", "[-1, 0, 0.5, x]"))
     status, out, err = kvcore("sweep", "s.yaml", *LOAD)
     assert status == 2
     assert "8 tried, 0 meet the constraints, 8 failed" in out
     assert err.startswith("kvcore: error: every point failed; the first: ")
-    assert "t.jsonl:301" in err
+    assert "quantum: must be" in err
 
 
 def test_no_scheduler_is_an_error(kvcore, folder):

@@ -14,6 +14,7 @@ import pytest
 from kvcore.drivers.cli import main
 from matplotlib.image import imread
 from reports import TRACES
+from tree import ROOT
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs a Chromium: apt-get install chromium")
@@ -60,6 +61,20 @@ def test_the_page_has_no_errors(report, tmp_path):
     assert messages == []
     assert tree.count("<svg") == report.read_text().count("<svg") == 9
     assert tree.count("<figcaption") == 9
+
+
+def test_a_comparison_has_no_errors(artefacts, tmp_path):
+    page, policy = tmp_path / "comparison.html", str(ROOT / "examples/policies/premium.yaml")
+    trace = str(TRACES / "mooncake_sample.jsonl")
+    assert main(["compare", policy, policy, "--trace", trace, "--limit", "50", "--resamples", "10", "-q",
+                 "--report", str(page)]) == 0
+    tree, messages = browse(page, tmp_path / "profile", "--dump-dom")
+    assert messages == []
+    assert tree.count("<svg") == page.read_text().count("<svg") >= 10
+    picture = artefacts / "comparison.png"
+    assert browse(page, tmp_path / "profile", "--window-size=500,3000", f"--screenshot={picture}")[1] == []
+    right = imread(picture)[:, -4:, :3]
+    assert abs(right - right[0, 0]).max() < 0.02, "nothing is wider than a phone"
 
 
 @pytest.mark.parametrize(("name", "size", "options", "paper"), [

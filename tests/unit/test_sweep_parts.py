@@ -82,32 +82,35 @@ def test_ends_of_ranges():
 
 
 @pytest.mark.parametrize(("text", "words"), [
-    ("", "must be a mapping"),
-    ("a: [", "s.yaml:1: not YAML"),
-    ("policy: p\nkeys: {a.b: 1}\nkies: 1", "unknown key 'kies'; did you mean 'keys'?"),
-    ("keys: {a.b: 1}", "`policy` must name"),
-    ("policy: p", "`keys` must be"),
-    ("policy: p\nkeys: {}", "`keys` must be"),
-    ("policy: p\nobjective: [1]\nkeys: {a.b: 1}", "`objective` must be text"),
-    ("policy: p\nsearch: walk\nkeys: {a.b: 1}", "`search` must be grid or random"),
-    ("policy: p\npoints: 3\nkeys: {a.b: 1}", "`points` is for"),
-    ("policy: p\nsearch: random\nkeys: {a.b: 1}", "`points` must be 1..100000, not None"),
-    ("policy: p\nsearch: random\npoints: 0\nkeys: {a.b: 1}", "`points` must be"),
-    ("policy: p\nkeys: {a.b: {min: 1, max: 2}}", "a.b: a range needs `search: random`"),
-    ("policy: p\nkeys: {a.b: []}", "a.b: must list different values"),
-    ("policy: p\nkeys: {a.b: [1, 1]}", "a.b: must list different values"),
-    ("policy: p\nkeys: {a.b: [.nan]}", "a.b: must list numbers"),
-    ("policy: p\nkeys: {a.b: [[1]]}", "a.b: must list numbers"),
-    ("policy: p\nkeys: {a.b: [2020-01-01]}", "a.b: must list numbers"),
-    ("policy: p\nsearch: random\npoints: 1\nkeys: {a.b: {min: 2, max: 1}}", "`min` below `max`"),
-    ("policy: p\nsearch: random\npoints: 1\nkeys: {a.b: {min: 0, max: 1, scale: log}}", "`scale` must be"),
-    ("policy: p\nsearch: random\npoints: 1\nkeys: {a.b: {min: 0, mx: 1}}", "did you mean 'max'?"),
+    ("", ": must be a mapping"),
+    ("a: [", ":1:5: not YAML"),
+    ("policy: p\nkeys: {a.b: 1}\nkies: 1", ":3:1: unknown key 'kies'; did you mean 'keys'?"),
+    ("policy: p\nkeys: {a.b: 1}\npolicy: q", ":3:1: key 'policy' is there twice, first on line 1"),
+    ("policy: p\nkeys:\n  a.b: 1\n  a.c: 1\n  a.b: 2", ":5:3: key 'a.b' is there twice, first on line 3"),
+    ("keys: {a.b: 1}", ": `policy` must name"),
+    ("keys: {a.b: 1}\npolicy: 1", ":2:1: `policy` must name"),
+    ("policy: p", ": `keys` must be"),
+    ("policy: p\nkeys: {}", ":2:1: `keys` must be"),
+    ("policy: p\nkeys: {a.b: 1, 7: 1}", ":2:16: a key must be text, not 7"),
+    ("policy: p\nobjective: [1]\nkeys: {a.b: 1}", ":2:1: `objective` must be text"),
+    ("policy: p\nsearch: walk\nkeys: {a.b: 1}", ":2:1: `search` must be grid or random"),
+    ("policy: p\npoints: 3\nkeys: {a.b: 1}", ":2:1: `points` is for"),
+    ("policy: p\nsearch: random\nkeys: {a.b: 1}", ": `points` must be 1..100000, not None"),
+    ("policy: p\nsearch: random\npoints: 0\nkeys: {a.b: 1}", ":3:1: `points` must be"),
+    ("policy: p\nkeys: {a.b: {min: 1, max: 2}}", ":2:8: a.b: a range needs `search: random`"),
+    ("policy: p\nkeys: {a.b: []}", ":2:8: a.b: must list a value or more"),
+    ("policy: p\nkeys: {a.b: [1, 1]}", ":2:17: a.b: must list different values, 1 is there twice"),
+    ("policy: p\nkeys: {a.b: .nan}", ":2:8: a.b: must list numbers"),
+    ("policy: p\nkeys: {a.b: [0, [1]]}", ":2:17: a.b: must list numbers"),
+    ("policy: p\nkeys: {a.b: [2020-01-01]}", ":2:14: a.b: must list numbers"),
+    ("policy: p\nsearch: random\npoints: 1\nkeys: {a.b: {min: 2, max: 1}}", ":4:8: a.b: needs numbers `min` below"),
+    ("policy: p\nsearch: random\npoints: 1\nkeys: {a.b: {min: 0, max: 1, scale: log}}", ":4:8: a.b: `scale` must"),
+    ("policy: p\nsearch: random\npoints: 1\nkeys: {a.b: {min: 0, mx: 1}}", ":4:22: unknown key of a.b 'mx'; did"),
 ])
 def test_a_bad_space_is_refused_with_its_place(text, words):
     with pytest.raises(InvalidSpace) as caught:
         load_space(text, "s.yaml")
-    assert words in str(caught.value)
-    assert str(caught.value).startswith("s.yaml")
+    assert str(caught.value).startswith(f"s.yaml{words}")
 
 
 def test_a_grid_may_not_be_endless():
@@ -211,7 +214,8 @@ def test_values_that_can_not_be_are_answers_of_their_point(values, kind):
 ])
 def test_keys_that_nothing_answers_to_are_refused(name, words):
     with pytest.raises(InvalidSpace) as caught:
-        check_keys([name], PROFILE, "s.yaml")
+        check_keys({"p.s.quantum": "s.yaml:1:1", name: "s.yaml:2:1"}, PROFILE)
+    assert str(caught.value).startswith("s.yaml:2:1: ")
     assert words in str(caught.value)
 
 
