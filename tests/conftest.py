@@ -22,7 +22,7 @@ COMMON = {
     "suppress_health_check": [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.large_base_example],
 }
 settings.register_profile("dev", max_examples=60, derandomize=bool(os.environ.get("CI")), **COMMON)
-settings.register_profile("ci", max_examples=200, derandomize=True, **COMMON)
+settings.register_profile("ci", max_examples=100, derandomize=True, **COMMON)
 settings.register_profile("deep", max_examples=20_000, **COMMON)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE") or ("ci" if os.environ.get("CI") else "dev"))
 

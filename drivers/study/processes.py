@@ -30,8 +30,8 @@ class SearchFailed(KvcoreError):
 def deaf_children() -> Iterator[None]:
     """Ctrl-C in a terminal reaches every process: those born meanwhile do not hear it, and end when we end them.
 
-    Here it is held back: blocked, and ignored only because loky's resource tracker takes the block away as it starts, so
-    that later processes would be born hearing.
+    Here it is held back: blocked, and ignored only because loky's resource tracker takes the block away as it starts,
+    so that later processes would be born hearing.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

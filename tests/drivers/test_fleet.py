@@ -20,7 +20,7 @@ from kvcore.config import SchedulerConfig
 from kvcore.policy import Capacity
 
 WHOLE = bool(os.environ.get("CI")) and os.environ.get("HYPOTHESIS_PROFILE") != "dev"
-REQUESTS = int(os.environ.get("KVCORE_FLEET_REQUESTS", 24_000 if WHOLE else 6_000))
+REQUESTS = int(os.environ.get("KVCORE_FLEET_REQUESTS", 12_000 if WHOLE else 6_000))
 WORKERS = 2_048
 RATE = 2_000.0
 

@@ -41,18 +41,28 @@ def edited(path: Path, change) -> Path:
     return path
 
 
-@pytest.fixture
-def saved(bench, tmp_path):
-    """A base line, whose ratio is set so high that it cannot be what a test depends on."""
-    path = tmp_path / "base.json"
-    status, _, _ = bench("--save", path, "--reason", "as it is today")
-    assert status == 0
+@pytest.fixture(scope="module")
+def base_line(tmp_path_factory):
+    """A base line, whose ratio is set so high that it cannot be what a test depends on: its text."""
+    path = tmp_path_factory.mktemp("base") / "base.json"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(measuring, "TRIES", 1)
+        patch.setattr(bench_run, "has_valgrind", lambda: False)
+        assert main(["bench", "--policy", PREMIUM, *SMALL, "--save", str(path), "--reason", "as it is today"]) == 0
 
     def raise_ratio(build):
         (ratios,) = build["ratios"].values()
         ratios["ratio: step, per event"] = 1e6
 
-    return edited(path, raise_ratio)
+    return edited(path, raise_ratio).read_text(encoding="utf-8")
+
+
+@pytest.fixture
+def saved(base_line, tmp_path):
+    """A file of that base line."""
+    path = tmp_path / "base.json"
+    path.write_text(base_line, encoding="utf-8")
+    return path
 
 
 def test_it_prints_its_figures(bench):

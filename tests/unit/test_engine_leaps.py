@@ -92,8 +92,8 @@ def test_fleets_of_two_threads_do_not_disturb_each_other():
 
 def test_a_second_thread_in_the_same_fleet_is_refused():
     """It gets in while the first has given the lock away, which it does again and again; and it changes nothing."""
-    alone = filled(16, PRESETS["generic"], 16, 3000).advance(END_NS)
-    fleet = filled(16, PRESETS["generic"], 16, 3000)
+    alone = filled(16, PRESETS["generic"], 16, 600).advance(END_NS)
+    fleet = filled(16, PRESETS["generic"], 16, 600)
     found, refused = [], []
     calls = (  # none of which would change anything before or after
         lambda: fleet.submit(0, "other", 0, 1, 1, (), -1),
