@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from ..gateway.config_file import Given
     from ..gateway.policy_desk import PolicyDesk
 
+#: For how many new objects the collector waits, and how many times that: with its own 700 it takes a seventh of the time.
+GARBAGE = (10_000, 10, 10)
 #: What the extra installs; said where one of them is missing.
 _EXTRA = "needs the extra `gateway`: pip install 'kvcore[gateway]'"
 
@@ -138,6 +140,7 @@ def dumped(config: GatewayConfig, places: Mapping[str, str]) -> str:
 
 def run(desk: PolicyDesk, places: Mapping[str, str]) -> None:
     """Serve until SIGTERM or Ctrl-C; what happens is written to standard error."""
+    import gc
     import logging
 
     import trio
@@ -146,6 +149,9 @@ def run(desk: PolicyDesk, places: Mapping[str, str]) -> None:
 
     logging.basicConfig(
         level=desk.config.log_level.value.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    # What is loaded by now stays, so the collector need not walk through it again; requests leave next to no cycles.
+    gc.freeze()
+    gc.set_threshold(*GARBAGE)
     try:
         trio.run(serve, desk, places)
     except* OSError as group:

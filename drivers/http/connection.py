@@ -17,7 +17,7 @@ import trio
 from .request import Request
 from .transport import Socket
 from .values import Answer, ClientGone, Headers, HttpError, Limits, TooLarge
-from .wire import check_head, check_request, malformed, to_send
+from .wire import END, check_head, check_request, malformed, to_send
 
 Handler = Callable[[Request], Awaitable[None]]
 #: Words an error that no handler has answered.
@@ -91,10 +91,8 @@ class Connection:
         self.due = trio.current_time() + limits.idle_s
         self.is_idle = not protocol.trailing_data[0]
         received = 0
-        while True:
-            event = protocol.next_event()
-            if isinstance(event, h11.Request):
-                break
+        event = h11.NEED_DATA if self.is_idle else protocol.next_event()
+        while not isinstance(event, h11.Request):
             if event is not h11.NEED_DATA:
                 return None
             data = await self._receive()
@@ -103,6 +101,7 @@ class Connection:
                 self.due = trio.current_time() + limits.head_s
             received += len(data)
             protocol.receive_data(data)
+            event = protocol.next_event()
         self.due = math.inf
         if received > limits.head_bytes:  # what has come at once is bounded by what is read at once only
             check_head(event, limits.head_bytes)
@@ -164,7 +163,7 @@ class Connection:
         out = self.start_answer(status, headers, len(body))
         if body and (request is None or request.method != "HEAD") and status not in (204, 304):
             out += protocol.send(h11.Data(data=body)) or b""
-        out += protocol.send(h11.EndOfMessage()) or b""
+        out += protocol.send(END) or b""
         await self.send_bytes(out)
 
     async def send_bytes(self, data: bytes) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import h11
 
 from .values import Headers
+from .wire import END
 
 if TYPE_CHECKING:
     from .connection import Connection
@@ -86,7 +87,7 @@ class Stream:
         """The last part and the end of the body in one. Raises ClientGone."""
         protocol = self._connection.protocol
         out = b"" if self._is_empty or not data else protocol.send(h11.Data(data=data)) or b""
-        out = self._head + out + (protocol.send(h11.EndOfMessage()) or b"")
+        out = self._head + out + (protocol.send(END) or b"")
         self._head = b""
         await self._connection.send_bytes(out)
 
