@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ..gateway.config_file import Given
     from ..gateway.policy_desk import PolicyDesk
 
-#: For how many new objects the collector waits, and how many times that: with its own 700 it takes a seventh of the time.
+#: New objects that the collector waits for, and how many times that: with its own 700 it takes a seventh of the time.
 GARBAGE = (10_000, 10, 10)
 #: What the extra installs; said where one of them is missing.
 _EXTRA = "needs the extra `gateway`: pip install 'kvcore[gateway]'"
@@ -36,8 +36,8 @@ def _own_options() -> tuple[click.Option, ...]:
             help="Configuration in YAML; --dump-config prints one."),
         click.Option(
             ["--worker", "workers"], metavar="URL", multiple=True, envvar="KVCORE_SERVE_WORKERS", show_envvar=True,
-            help="A worker, http://HOST:PORT, perhaps with ,key=value behind it: ,max-requests=64. Once for each; in "
-            "the environment several, with spaces between them."),
+            help="A worker, http://HOST:PORT or https://HOST:PORT, perhaps with ,key=value behind it: ,max-requests=64."
+            " Once for each; in the environment several, with spaces between them."),
         click.Option(
             ["--dump-config"], is_flag=True, help="Print the effective configuration, itself a file for --config, and "
             "where each value came from; serve nothing."),
@@ -149,7 +149,7 @@ def run(desk: PolicyDesk, places: Mapping[str, str]) -> None:
 
     logging.basicConfig(
         level=desk.config.log_level.value.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    # What is loaded by now stays, so the collector need not walk through it again; requests leave next to no cycles.
+    # What is loaded by now stays: the collector need not walk through it again. Requests leave next to no cycles.
     gc.freeze()
     gc.set_threshold(*GARBAGE)
     try:

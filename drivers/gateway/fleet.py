@@ -20,6 +20,7 @@ import trio
 from kvcore.events import WorkerStatusChanged
 
 from ..http.client import Pool
+from ..http.tls import trusting
 from ..http.values import ConnectFailed, Headers, UpstreamError
 from ..protocol import Closed
 from ..trio import Router
@@ -74,7 +75,8 @@ class Worker:
 
     def __init__(self, worker_id: int, spec: UpstreamSpec, connect_s: float) -> None:
         self.worker_id, self.spec, self.incarnation = worker_id, spec, 0
-        self.pool = Pool(*spec.address, connect_s=connect_s)
+        tls = trusting(spec.ca_file) if spec.is_tls else None
+        self.pool = Pool(*spec.address, connect_s=connect_s, tls=tls)
         self.health, self.is_draining, self.was_refused = Health.UNKNOWN, False, False
         self.models: tuple[str, ...] | None = None
         self.running = self.probes = 0

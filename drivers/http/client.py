@@ -13,9 +13,12 @@ cancel scope of his own, whose deadline he can move as it goes on.
 
 from __future__ import annotations
 
+import ssl
+
 import h11
 import trio
 
+from .tls import TlsSocket, reason_of
 from .transport import Socket
 from .values import BadResponse, ConnectFailed, ConnectionLost, Headers, TimedOut
 from .wire import END, fields_of, to_send
@@ -35,7 +38,8 @@ class Exchange:
     """
 
     __slots__ = (
-        "_eof", "_idle_since", "_is_hungry", "_pool", "_protocol", "_socket", "begun", "headers", "is_complete", "status",
+        "_eof", "_idle_since", "_is_hungry", "_pool", "_protocol", "_socket", "begun", "headers", "is_complete",
+        "status",
     )
 
     def __init__(self, pool: Pool, socket: Socket) -> None:
@@ -130,13 +134,16 @@ class Exchange:
 
 
 class Pool:
-    """Connections to one address. opened: how many have ever been made."""
+    """Connections to one address. opened: how many have ever been made. tls: what they must satisfy; None: no TLS."""
 
-    def __init__(self, host: str, port: int, *, connect_s: float = 5.0, idle_max: int = IDLE_MAX) -> None:
+    def __init__(
+        self, host: str, port: int, *, connect_s: float = 5.0, idle_max: int = IDLE_MAX,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
         self.host, self.port = host, port
         self.opened = 0
         self._authority = f"[{host}]:{port}".encode() if ":" in host else f"{host}:{port}".encode()
-        self._connect_s, self._idle_max = connect_s, idle_max
+        self._connect_s, self._idle_max, self._tls = connect_s, idle_max, tls
         self._idle: list[Exchange] = []
         self._closed = False
 
@@ -232,13 +239,25 @@ class Pool:
     async def _connect(self) -> Exchange:
         try:
             with trio.fail_after(self._connect_s):
-                stream = await trio.open_tcp_stream(self.host, self.port)
+                socket = await self._open()
         except trio.TooSlowError:
             raise ConnectFailed(f"no connection within {self._connect_s} s") from None
         except OSError as error:
-            raise ConnectFailed(str(error), _is_refusal(error)) from error
+            raise ConnectFailed(reason_of(error), _is_refusal(error)) from error
         self.opened += 1
-        return Exchange(self, Socket(stream))
+        return Exchange(self, socket)
+
+    async def _open(self) -> Socket:
+        stream = await trio.open_tcp_stream(self.host, self.port)
+        if self._tls is None:
+            return Socket(stream)
+        socket = TlsSocket(stream, self._tls, self.host)
+        try:
+            await socket.shake_hands()
+        except BaseException:
+            socket.close()
+            raise
+        return socket
 
 
 def _is_refusal(error: BaseException | None) -> bool:
