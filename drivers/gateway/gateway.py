@@ -251,7 +251,8 @@ def _limits(config: GatewayConfig) -> Limits:
     limits, timeouts = config.limits, config.timeouts
     return Limits(
         connections=limits.connections, head_bytes=limits.header_bytes, body_bytes=limits.body_bytes,
-        idle_s=timeouts.keep_alive_s, head_s=timeouts.header_s, body_s=timeouts.body_s, write_s=timeouts.write_s)
+        body_bytes_total=limits.body_bytes_total, idle_s=timeouts.keep_alive_s, head_s=timeouts.header_s,
+        body_s=timeouts.body_s, write_s=timeouts.write_s)
 
 
 def _port_of(listeners: Sequence[trio.SocketListener]) -> int:

@@ -1,6 +1,7 @@
 """UpstreamSpec: one worker as a configuration or an administrator names it.
 
-As text: `http://HOST:PORT` or `https://HOST:PORT`, and behind it `,key=value` for what is known of it: `http://10.0.0.7:8101,max-requests=64`.
+As text: `http://HOST:PORT` or `https://HOST:PORT`, and behind it `,key=value` for what is known of it:
+`http://10.0.0.7:8101,max-requests=64`.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ import trio
 
 from .request import Request
 from .transport import Socket
-from .values import Answer, ClientGone, Headers, HttpError, Limits, TooLarge
+from .values import Answer, Bodies, ClientGone, Headers, HttpError, Limits, TooLarge
 from .wire import END, check_head, check_request, malformed, to_send
 
 Handler = Callable[[Request], Awaitable[None]]
@@ -36,13 +36,13 @@ class Connection:
     of trio's clock.
     """
 
-    def __init__(self, socket: Socket, peer: str, limits: Limits, refuse: Refuse) -> None:
+    def __init__(self, socket: Socket, peer: str, limits: Limits, refuse: Refuse, bodies: Bodies) -> None:
         self.socket, self.peer = socket, peer
         self.protocol = h11.Connection(h11.SERVER, max_incomplete_event_size=limits.head_bytes)
         self.life = trio.CancelScope()
         self.due = math.inf
         self.gone = self.is_idle = self.stopping = False
-        self._limits, self._refuse = limits, refuse
+        self._limits, self._refuse, self._bodies = limits, refuse, bodies
 
     def lose(self) -> None:
         """The peer has gone."""
@@ -84,6 +84,9 @@ class Connection:
         except Exception:
             log.exception("a handler has failed")
             await self._fail(request, HttpError(500, "internal error", "internal_error"))
+        finally:
+            if request is not None:
+                self._bodies.give_back(request.held)
         return await self._is_reusable()
 
     async def _next_request(self) -> Request | None:
@@ -115,6 +118,8 @@ class Connection:
         length = request.header(b"content-length")
         if length is not None and int(length) > most:
             raise TooLarge(most)
+        if length is not None:  # only what has come takes room: who announces much and sends nothing takes none
+            self._bodies.look(int(length))
         parts: list[bytes] = []
         size = 0
         while True:
@@ -126,6 +131,8 @@ class Connection:
                 size += len(event.data)
                 if size > most:
                     raise TooLarge(most)
+                self._bodies.take(len(event.data))
+                request.held = size
                 parts.append(bytes(event.data))
             elif event is h11.NEED_DATA:
                 if protocol.they_are_waiting_for_100_continue:
