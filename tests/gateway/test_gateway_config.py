@@ -78,8 +78,8 @@ def test_what_is_not_configured_reads_like_the_effective_defaults():
         "first_byte_s": 600.0, "idle_s": 120.0, "drain_s": 30.0, "probe_s": 2.0, "probe_interval_s": 5.0,
         "pause_s": 1.0}
     assert dump(GatewayConfig())["limits"] == {
-        "body_bytes": 8388608, "body_bytes_total": 1073741824, "header_bytes": 65536, "connections": 8192, "queue": 65536,
-        "inbox": 4096}
+        "body_bytes": 8388608, "body_bytes_total": 1073741824, "header_bytes": 65536, "connections": 8192,
+        "queue": 65536, "inbox": 4096}
 
 
 @pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting.key)
