@@ -188,7 +188,7 @@ async def _reload(gateway: Gateway) -> None:
     try:
         changes = await gateway.reload()
     except (KvcoreError, OSError) as error:
-        log.error("policy and workers stay as they are: %s", error)
+        log.error("nothing is taken over, the policy stays as it is: %s", error)
         return
     report(changes)
     if not (changes.diff or changes.workers):
