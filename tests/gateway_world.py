@@ -206,6 +206,7 @@ class World:
         status, _, body = await self.post(PROMPT)
         assert (status, json.loads(body)["choices"][0]["text"]) == (200, "xx")
         await self.until(is_empty)
+        await self.until(lambda: self.gateway.app.server.bodies.held == 0)
 
     async def outcomes(self) -> tuple[int, int]:
         """How many requests have been completed, and how many have ended otherwise after a dispatch."""

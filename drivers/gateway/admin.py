@@ -7,7 +7,7 @@
     DELETE /admin/workers/ID              it is gone; what runs there is put back
     GET    /admin/queue?limit=N           what waits, without anything of its content
     GET    /admin/policy                  the policy in force, as a policy file
-    POST   /admin/reload                  read the policy file again; answers the diff
+    POST   /admin/reload                  read the policy and the workers again; answers what has changed
     GET    /admin/config                  the effective configuration, and where each value came from
     GET    /admin/explain/ID              why this request is where it is (x-kvcore-request-id); ?format=text
     GET    /admin/decisions?limit=N       the last decisions, each with its score table
@@ -41,6 +41,7 @@ from .errors import Errors
 from .fleet import Fleet, Worker
 from .policy_desk import PolicyDesk, as_text
 from .refusals import Refused, Trouble
+from .reload import Reloader, report
 from .upstreams import is_loopback
 
 BODY_BYTES_MAX = 64 << 10
@@ -65,7 +66,9 @@ class Admin:
 
     def __init__(
         self, router: Router, fleet: Fleet, desk: PolicyDesk, errors: Errors, places: Mapping[str, str] | None = None,
+        reloader: Reloader | None = None,
     ) -> None:
+        self._reloader = reloader or Reloader(desk, router, fleet)
         self._router, self._fleet, self._desk, self._errors = router, fleet, desk, errors
         self._places = dict(places or {})
         self._calls: dict[tuple[str, str], Call] = {
@@ -150,10 +153,11 @@ class Admin:
         return PlainText(as_text(self._desk.profile) or "# no policy: one class takes every request\n")
 
     async def _reload(self, request: Request, argument: str) -> Any:
-        diff = await self._desk.reload(self._router)
-        for line in diff:
-            log.info("policy: %s", line)
-        return {"changed": bool(diff), "generation": self._desk.generation, "diff": diff}
+        changes = await self._reloader()
+        report(changes)
+        return {
+            "changed": bool(changes.diff or changes.workers), "generation": self._desk.generation,
+            "diff": changes.diff, "workers": changes.workers, "needs_restart": changes.restart}
 
     async def _config(self, request: Request, argument: str) -> Any:
         await trio.lowlevel.checkpoint()

@@ -154,6 +154,8 @@ class LimitSettings:
     """Bounds of everything that clients could make grow."""
 
     body_bytes: int = setting(8 << 20, whole(1, 2**40), "Largest request body.")
+    body_bytes_total: int = setting(
+        1 << 30, whole(1, 2**50), "Request bodies that are held at a time, all together; beyond, 429.")
     header_bytes: int = setting(64 << 10, whole(1024, 2**24), "Largest request line and headers.")
     connections: int = setting(8192, whole(1, 2**20), "Open client connections.")
     queue: int = setting(65_536, whole(1, 2**31 - 1), "Requests inside the gateway, waiting or running.")
@@ -305,6 +307,8 @@ def _check(config: GatewayConfig, places: Mapping[str, str]) -> None:
         raise refuse("admin.host", f"must be a loopback address, not {config.admin.host!r}")
     if config.admin.port and config.admin.port == config.listen.port:
         raise refuse("admin.port", "must not be the public port")
+    if config.limits.body_bytes_total < config.limits.body_bytes:
+        raise refuse("limits.body_bytes_total", f"must not be less than limits.body_bytes, {config.limits.body_bytes}")
     seen: dict[str, UpstreamSpec] = {}
     for spec in config.workers:
         if spec.url in seen:

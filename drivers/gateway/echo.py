@@ -5,6 +5,7 @@ Also the client's own id, made safe: it is a label of logs and responses and nam
 
 from __future__ import annotations
 
+import functools
 import re
 from dataclasses import dataclass
 
@@ -75,6 +76,7 @@ class Echo:
         return found
 
 
+@functools.lru_cache(maxsize=256)
 def _safe(name: str) -> bytes:
     """A class name that a client may have made up, as a field value."""
     return "".join([c if c.isascii() and c.isprintable() else "_" for c in name[:ID_CHARS_MAX]]).encode("ascii")

@@ -157,7 +157,9 @@ TABLE: Mapping[type[Enum], Mapping[Any, Row]] = {
     RejectReason: _REJECTS, EvictReason: _EVICTS, Trouble: _TROUBLES,
 }
 
-_OF_HTTP = {408: Trouble.SLOW_CLIENT, 413: Trouble.BODY_TOO_LARGE, 431: Trouble.HEADERS_TOO_LARGE}
+_OF_HTTP = {
+    408: Trouble.SLOW_CLIENT, 413: Trouble.BODY_TOO_LARGE, 429: Trouble.GATEWAY_FULL, 431: Trouble.HEADERS_TOO_LARGE,
+}
 _OF_OTHERS: tuple[tuple[type[BaseException], Trouble], ...] = (
     (Withdrawn, Trouble.WITHDRAWN), (Closed, Trouble.DRAINING), (ClientGone, Trouble.CLIENT_GONE),
     (ConnectFailed, Trouble.UPSTREAM_UNREACHABLE), (ConnectionLost, Trouble.UPSTREAM_CUT),
@@ -201,7 +203,7 @@ class Errors:
         reason = reason_of(what) if isinstance(what, BaseException) else what
         row = row_of(reason)
         status = self._overload_status if row.overload else row.status
-        if isinstance(what, HttpError):
+        if isinstance(what, HttpError) and not row.overload:
             status = what.status
         headers: Headers = [(b"content-type", b"application/json"), (b"x-kvcore-reason", row.code.encode())]
         if row.dropped is not None:

@@ -20,6 +20,7 @@ import trio
 from kvcore.events import WorkerStatusChanged
 
 from ..http.client import Pool
+from ..http.tls import trusting
 from ..http.values import ConnectFailed, Headers, UpstreamError
 from ..protocol import Closed
 from ..trio import Router
@@ -64,18 +65,20 @@ class Worker:
     """One upstream. is_draining: it gets nothing new. models: that it says it serves; None: it has not said.
 
     running: requests that are under way there. trouble: why the last probe failed, or "". paused_until_s: until when
-    it is to be left alone, by trio's clock.
+    it is to be left alone, by trio's clock. is_leaving: it is removed as soon as nothing runs there.
     """
 
     __slots__ = (
-        "_look", "health", "incarnation", "is_draining", "models", "paused_until_s", "pool", "probes", "running",
-        "scope", "spec", "trouble", "was_refused", "worker_id",
+        "_look", "health", "incarnation", "is_draining", "is_leaving", "models", "paused_until_s", "pool", "probes",
+        "running", "scope", "spec", "trouble", "was_refused", "worker_id",
     )
 
     def __init__(self, worker_id: int, spec: UpstreamSpec, connect_s: float) -> None:
         self.worker_id, self.spec, self.incarnation = worker_id, spec, 0
-        self.pool = Pool(*spec.address, connect_s=connect_s)
+        tls = trusting(spec.ca_file) if spec.is_tls else None
+        self.pool = Pool(*spec.address, connect_s=connect_s, tls=tls)
         self.health, self.is_draining, self.was_refused = Health.UNKNOWN, False, False
+        self.is_leaving = False
         self.models: tuple[str, ...] | None = None
         self.running = self.probes = 0
         self.paused_until_s = 0.0
@@ -121,6 +124,10 @@ class Fleet:
         """The worker of a decision; None: it has been removed since."""
         self.lookups += 1
         return self._workers.get(worker_id)
+
+    def at(self, url: str) -> Worker | None:
+        """The worker of an address. O(workers)."""
+        return next((worker for worker in self._workers.values() if worker.spec.url == url), None)
 
     def __iter__(self) -> Iterator[Worker]:
         """All of them, in the order of their ids."""
@@ -192,7 +199,27 @@ class Fleet:
         if worker is None:
             return False
         worker.is_draining = draining
+        worker.is_leaving &= draining
         await self._mark(worker, ADMIN, not draining)
+        return True
+
+    async def retire(self, worker_id: int) -> bool:
+        """Give it nothing more, and remove it once nothing runs there, an interval of the probes later at most."""
+        worker = self._workers.get(worker_id)
+        if worker is None:
+            return False
+        worker.is_leaving = True
+        await self.drain(worker_id)
+        worker.suspect()
+        return True
+
+    async def change(self, worker_id: int, spec: UpstreamSpec) -> bool:
+        """Something else is known of it; its address is the same."""
+        worker = self._workers.get(worker_id)
+        if worker is None:
+            return False
+        worker.spec = spec
+        await self._router.upsert_worker(spec.worker(worker_id), worker.incarnation)
         return True
 
     def close(self) -> None:
@@ -222,7 +249,7 @@ class Fleet:
 
     async def _watch(self, worker: Worker) -> None:
         with worker.scope:
-            while True:
+            while not worker.is_leaving or worker.running:
                 try:
                     await self._probe(worker)
                 except Closed:
@@ -231,6 +258,9 @@ class Fleet:
                     log.exception("a probe has failed", extra={"worker_id": worker.worker_id})
                 await worker.until_looked_at(self._interval_s)
                 worker.pool.sweep()
+        if worker.is_leaving:
+            log.info("worker %d (%s) has gone: nothing runs there any more", worker.worker_id, worker.spec.url)
+            await self.remove(worker.worker_id)
 
     async def _probe(self, worker: Worker) -> None:
         worker.probes += 1

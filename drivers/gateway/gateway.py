@@ -41,6 +41,7 @@ from .metrics import Scraper
 from .policy_desk import PolicyDesk
 from .prompts import PromptMeter
 from .proxy import Means
+from .reload import Again, Reloader, report
 from .retry_after import SECOND_NS, Jitter, Pace
 
 ADMIN_LIMITS = Limits(connections=64, body_bytes=2**20)
@@ -75,12 +76,15 @@ def _of_rank_0(endpoint: str | None, dp_start: int) -> str | None:
 
 
 class Gateway:
-    """One that runs. port, admin_port: those that are listened on; None: no admin port. feed: of KV events, or None."""
+    """One that runs. port, admin_port: those that are listened on; None: no admin port. feed: of KV events, or None.
+    reload: takes over what has changed in the files.
+    """
 
     def __init__(
         self, desk: PolicyDesk, router: Router, fleet: Fleet, app: App, errors: Errors, feed: KvFeed | None,
     ) -> None:
         self.desk, self.router, self.fleet, self.app, self.errors, self.feed = desk, router, fleet, app, errors, feed
+        self.reload = Reloader(desk, router, fleet)
         self.port = 0
         self.admin_port: int | None = None
         self._stopping = trio.Event()
@@ -111,12 +115,13 @@ class Gateway:
 
 async def serve(
     desk: PolicyDesk, places: Mapping[str, str] | None = None, *,
-    admission: Mapping[str, Factory] | None = None,
+    admission: Mapping[str, Factory] | None = None, again: Again | None = None,
     task_status: trio.TaskStatus[Gateway] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Run a gateway until it is stopped and drained. Tells task_status the Gateway. Raises OSError for its ports.
 
-    places: where settings came from, for administrators. admission: see Scheduler.
+    places: where settings came from, for administrators. admission: see Scheduler. again: reads the configuration once
+    more, for a reload; None: only the policy can be reloaded.
     """
     config = desk.config
     listeners = await trio.open_tcp_listeners(config.listen.port, host=config.listen.host)
@@ -130,12 +135,13 @@ async def serve(
     try:
         async with _open(desk, admission) as gateway, trio.open_nursery() as nursery:
             gateway.port = _port_of(listeners)
+            gateway.reload = Reloader(desk, gateway.router, gateway.fleet, again)
             public: Server = await nursery.start(
                 _serve_http, listeners, gateway.app.handle, _limits(config), gateway.app.refuse)
             gateway.app.server = public
             if inner:
                 gateway.admin_port = _port_of(inner)
-                admin = Admin(gateway.router, gateway.fleet, desk, gateway.errors, places)
+                admin = Admin(gateway.router, gateway.fleet, desk, gateway.errors, places, gateway.reload)
                 await nursery.start(_serve_http, inner, admin.handle, ADMIN_LIMITS, gateway.app.refuse)
             for warning in desk.warnings:
                 log.warning("policy: %s", warning)
@@ -153,14 +159,14 @@ async def serve(
         _close(inner)
 
 
-async def run(desk: PolicyDesk, places: Mapping[str, str] | None = None) -> None:
+async def run(desk: PolicyDesk, places: Mapping[str, str] | None = None, again: Again | None = None) -> None:
     """The program: until SIGTERM or SIGINT, and the drain that follows; a second one ends it at once.
 
-    SIGHUP reads the policy again.
+    SIGHUP reads the policy and the workers again.
     """
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
         async with trio.open_nursery() as nursery:
-            gateway: Gateway = await nursery.start(_serve_to_end, desk, places, nursery.cancel_scope)
+            gateway: Gateway = await nursery.start(_serve_to_end, desk, places, again, nursery.cancel_scope)
             async for number in signals:
                 if number == signal.SIGHUP:
                     nursery.start_soon(_reload, gateway)
@@ -171,22 +177,23 @@ async def run(desk: PolicyDesk, places: Mapping[str, str] | None = None) -> None
 
 
 async def _serve_to_end(
-    desk: PolicyDesk, places: Mapping[str, str] | None, around: trio.CancelScope, *,
+    desk: PolicyDesk, places: Mapping[str, str] | None, again: Again | None, around: trio.CancelScope, *,
     task_status: trio.TaskStatus[Gateway],
 ) -> None:
-    await serve(desk, places, task_status=task_status)
+    await serve(desk, places, again=again, task_status=task_status)
     around.cancel()
 
 
 async def _reload(gateway: Gateway) -> None:
     try:
-        diff = await gateway.desk.reload(gateway.router)
+        changes = await gateway.reload()
     except (KvcoreError, OSError) as error:
-        log.error("the policy stays as it is: %s", error)
+        log.error("nothing is taken over, the policy stays as it is: %s", error)
         return
-    for line in diff or ["unchanged"]:
-        log.info("policy: %s", line)
-    for warning in gateway.desk.warnings if diff else ():
+    report(changes)
+    if not (changes.diff or changes.workers):
+        log.info("policy: unchanged")
+    for warning in gateway.desk.warnings if changes.diff else ():
         log.warning("policy: %s", warning)
 
 
@@ -251,7 +258,8 @@ def _limits(config: GatewayConfig) -> Limits:
     limits, timeouts = config.limits, config.timeouts
     return Limits(
         connections=limits.connections, head_bytes=limits.header_bytes, body_bytes=limits.body_bytes,
-        idle_s=timeouts.keep_alive_s, head_s=timeouts.header_s, body_s=timeouts.body_s, write_s=timeouts.write_s)
+        body_bytes_total=limits.body_bytes_total, idle_s=timeouts.keep_alive_s, head_s=timeouts.header_s,
+        body_s=timeouts.body_s, write_s=timeouts.write_s)
 
 
 def _port_of(listeners: Sequence[trio.SocketListener]) -> int:

@@ -50,6 +50,8 @@ class GatewayCollector(Collector):
                 "kvcore_gateway_connections", "Open connections of clients", value=len(app.server.connections))
             yield CounterMetricFamily(
                 "kvcore_gateway_refused_connections", "Connections above the limit", value=app.server.refused)
+            yield GaugeMetricFamily(
+                "kvcore_gateway_body_bytes", "Request bodies that are held", value=app.server.bodies.held)
         states = dict.fromkeys((item.value for item in Health), 0)
         for worker in app.fleet:
             states[worker.health.value] += 1

@@ -117,30 +117,32 @@ class Scanner:
         return data
 
     def _scan(self, data: bytes) -> None:
+        ends, tells = _FINISH(data) is not None, _USAGE(data) is not None
+        lines = _lines(data) if ends or tells or not self.started else []
         if self.started:
             self.tokens += data.count(b"\ndata: {") + data.count(b"\ndata:{") + data.startswith((b"data: {", b"data:{"))
         else:
-            self._begin(data)
-        if _FINISH(data) is not None:
-            self._finish(data)
-        if _USAGE(data) is not None:
-            for line in _lines(data):
+            self._begin(lines)
+        if ends:
+            self._finish(lines)
+        if tells:
+            for line in lines:
                 if _USAGE(line) is not None:
                     chunk = _decode(line)
                     if chunk is not None and chunk.usage is not None:
                         self.usage = chunk.usage
                         self.tokens = chunk.usage.output_tokens
 
-    def _begin(self, data: bytes) -> None:
-        for line in _lines(data):
+    def _begin(self, lines: list[bytes]) -> None:
+        for line in lines:
             if not self.started:
                 chunk = _decode(line)
                 self.started = chunk is not None and any(_says_something(item) for item in chunk.choices)
             self.tokens += self.started and line.lstrip().startswith(b"{")
 
-    def _finish(self, data: bytes) -> None:
+    def _finish(self, lines: list[bytes]) -> None:
         self.started = True
-        for line in _lines(data):
+        for line in lines:
             if _FINISH(line) is not None:
                 chunk = _decode(line)
                 for choice in () if chunk is None else chunk.choices:

@@ -13,12 +13,15 @@ cancel scope of his own, whose deadline he can move as it goes on.
 
 from __future__ import annotations
 
+import ssl
+
 import h11
 import trio
 
+from .tls import TlsSocket, reason_of
 from .transport import Socket
 from .values import BadResponse, ConnectFailed, ConnectionLost, Headers, TimedOut
-from .wire import to_send
+from .wire import END, fields_of, to_send
 
 #: Idle connections that are kept, and how long: less than the usual five seconds of a server would waste most of them.
 IDLE_MAX = 1024
@@ -34,13 +37,17 @@ class Exchange:
     status, headers: of the response, once `Pool.start` has returned. is_complete: nothing more is to be read.
     """
 
-    __slots__ = ("_eof", "_idle_since", "_pool", "_protocol", "_socket", "begun", "headers", "is_complete", "status")
+    __slots__ = (
+        "_eof", "_idle_since", "_is_hungry", "_pool", "_protocol", "_socket", "begun", "headers", "is_complete",
+        "status",
+    )
 
     def __init__(self, pool: Pool, socket: Socket) -> None:
         self._pool, self._socket = pool, socket
         self._protocol = h11.Connection(h11.CLIENT, max_incomplete_event_size=HEAD_BYTES)
         self._idle_since = 0.0
         self._eof = False
+        self._is_hungry = True  # h11 has said that it needs more, or has been given nothing yet
         self.begun = self.is_complete = False
         self.status = 0
         self.headers: Headers = []
@@ -51,7 +58,7 @@ class Exchange:
         data = protocol.send(request) or b""
         if body:
             data += protocol.send(h11.Data(data=body)) or b""
-        data += protocol.send(h11.EndOfMessage()) or b""
+        data += protocol.send(END) or b""
         try:
             sent = socket.send_now(data)
             with memoryview(data) as view:
@@ -63,7 +70,7 @@ class Exchange:
             event = await self._next()
             if isinstance(event, h11.Response):
                 break
-        self.status, self.headers = event.status_code, list(event.headers)
+        self.status, self.headers = event.status_code, fields_of(event)
 
     async def read(self) -> bytes:
         """More of the body, all that has come; b"" only at its end. Raises ConnectionLost, BadResponse."""
@@ -75,9 +82,10 @@ class Exchange:
             return b""
         first = event.data
         parts: list[bytes] | None = None
+        next_event = self._protocol.next_event
         while True:  # what else has come with it
             try:
-                more = self._protocol.next_event()
+                more = next_event()
             except h11.RemoteProtocolError:
                 break  # said again by the next read
             if isinstance(more, h11.Data):
@@ -85,6 +93,7 @@ class Exchange:
                     parts = [first]
                 parts.append(more.data)
             else:
+                self._is_hungry = more is h11.NEED_DATA
                 self.is_complete = isinstance(more, h11.EndOfMessage)
                 break
         return bytes(first) if parts is None else b"".join(parts)
@@ -92,7 +101,8 @@ class Exchange:
     async def _next(self) -> object:
         protocol = self._protocol
         try:
-            event = protocol.next_event()
+            event = h11.NEED_DATA if self._is_hungry else protocol.next_event()
+            self._is_hungry = False
             while event is h11.NEED_DATA:
                 data = await self._socket.receive()
                 self._eof = not data
@@ -119,17 +129,21 @@ class Exchange:
     def _renew(self) -> None:
         self._protocol.start_next_cycle()
         self.begun = self.is_complete = False
+        self._is_hungry = True
         self._idle_since = trio.current_time()
 
 
 class Pool:
-    """Connections to one address. opened: how many have ever been made."""
+    """Connections to one address. opened: how many have ever been made. tls: what they must satisfy; None: no TLS."""
 
-    def __init__(self, host: str, port: int, *, connect_s: float = 5.0, idle_max: int = IDLE_MAX) -> None:
+    def __init__(
+        self, host: str, port: int, *, connect_s: float = 5.0, idle_max: int = IDLE_MAX,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
         self.host, self.port = host, port
         self.opened = 0
         self._authority = f"[{host}]:{port}".encode() if ":" in host else f"{host}:{port}".encode()
-        self._connect_s, self._idle_max = connect_s, idle_max
+        self._connect_s, self._idle_max, self._tls = connect_s, idle_max, tls
         self._idle: list[Exchange] = []
         self._closed = False
 
@@ -225,13 +239,25 @@ class Pool:
     async def _connect(self) -> Exchange:
         try:
             with trio.fail_after(self._connect_s):
-                stream = await trio.open_tcp_stream(self.host, self.port)
+                socket = await self._open()
         except trio.TooSlowError:
             raise ConnectFailed(f"no connection within {self._connect_s} s") from None
         except OSError as error:
-            raise ConnectFailed(str(error), _is_refusal(error)) from error
+            raise ConnectFailed(reason_of(error), _is_refusal(error)) from error
         self.opened += 1
-        return Exchange(self, Socket(stream))
+        return Exchange(self, socket)
+
+    async def _open(self) -> Socket:
+        stream = await trio.open_tcp_stream(self.host, self.port)
+        if self._tls is None:
+            return Socket(stream)
+        socket = TlsSocket(stream, self._tls, self.host)
+        try:
+            await socket.shake_hands()
+        except BaseException:
+            socket.close()
+            raise
+        return socket
 
 
 def _is_refusal(error: BaseException | None) -> bool:

@@ -16,8 +16,8 @@ import trio
 
 from .request import Request
 from .transport import Socket
-from .values import Answer, ClientGone, Headers, HttpError, Limits, TooLarge
-from .wire import check_head, check_request, malformed, to_send
+from .values import Answer, Bodies, ClientGone, Headers, HttpError, Limits, TooLarge
+from .wire import END, check_head, check_request, malformed, to_send
 
 Handler = Callable[[Request], Awaitable[None]]
 #: Words an error that no handler has answered.
@@ -36,13 +36,13 @@ class Connection:
     of trio's clock.
     """
 
-    def __init__(self, socket: Socket, peer: str, limits: Limits, refuse: Refuse) -> None:
+    def __init__(self, socket: Socket, peer: str, limits: Limits, refuse: Refuse, bodies: Bodies) -> None:
         self.socket, self.peer = socket, peer
         self.protocol = h11.Connection(h11.SERVER, max_incomplete_event_size=limits.head_bytes)
         self.life = trio.CancelScope()
         self.due = math.inf
         self.gone = self.is_idle = self.stopping = False
-        self._limits, self._refuse = limits, refuse
+        self._limits, self._refuse, self._bodies = limits, refuse, bodies
 
     def lose(self) -> None:
         """The peer has gone."""
@@ -84,6 +84,9 @@ class Connection:
         except Exception:
             log.exception("a handler has failed")
             await self._fail(request, HttpError(500, "internal error", "internal_error"))
+        finally:
+            if request is not None:
+                self._bodies.give_back(request.held)
         return await self._is_reusable()
 
     async def _next_request(self) -> Request | None:
@@ -91,10 +94,8 @@ class Connection:
         self.due = trio.current_time() + limits.idle_s
         self.is_idle = not protocol.trailing_data[0]
         received = 0
-        while True:
-            event = protocol.next_event()
-            if isinstance(event, h11.Request):
-                break
+        event = h11.NEED_DATA if self.is_idle else protocol.next_event()
+        while not isinstance(event, h11.Request):
             if event is not h11.NEED_DATA:
                 return None
             data = await self._receive()
@@ -103,6 +104,7 @@ class Connection:
                 self.due = trio.current_time() + limits.head_s
             received += len(data)
             protocol.receive_data(data)
+            event = protocol.next_event()
         self.due = math.inf
         if received > limits.head_bytes:  # what has come at once is bounded by what is read at once only
             check_head(event, limits.head_bytes)
@@ -116,6 +118,8 @@ class Connection:
         length = request.header(b"content-length")
         if length is not None and int(length) > most:
             raise TooLarge(most)
+        if length is not None:  # only what has come takes room: who announces much and sends nothing takes none
+            self._bodies.look(int(length))
         parts: list[bytes] = []
         size = 0
         while True:
@@ -127,6 +131,8 @@ class Connection:
                 size += len(event.data)
                 if size > most:
                     raise TooLarge(most)
+                self._bodies.take(len(event.data))
+                request.held = size
                 parts.append(bytes(event.data))
             elif event is h11.NEED_DATA:
                 if protocol.they_are_waiting_for_100_continue:
@@ -164,7 +170,7 @@ class Connection:
         out = self.start_answer(status, headers, len(body))
         if body and (request is None or request.method != "HEAD") and status not in (204, 304):
             out += protocol.send(h11.Data(data=body)) or b""
-        out += protocol.send(h11.EndOfMessage()) or b""
+        out += protocol.send(END) or b""
         await self.send_bytes(out)
 
     async def send_bytes(self, data: bytes) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import h11
 
 from .values import Headers
+from .wire import END
 
 if TYPE_CHECKING:
     from .connection import Connection
@@ -17,16 +18,17 @@ class Request:
     """What a client asks for. Belongs to the task that handles it, which is cancelled when the client goes away.
 
     method: as sent. target: path and query, as sent. headers: lower-case names, in their order. peer: its address.
-    started: whether some of the answer has been given; then no other can be.
+    started: whether some of the answer has been given; then no other can be. held: bytes of its body in memory.
     """
 
-    __slots__ = ("_connection", "_fields", "headers", "method", "path", "peer", "query", "started", "target")
+    __slots__ = ("_connection", "_fields", "headers", "held", "method", "path", "peer", "query", "started", "target")
 
     def __init__(self, connection: Connection, method: str, path: str, query: str, headers: Headers) -> None:
         self.method, self.path, self.query, self.headers = method, path, query, headers
         self.target = f"{path}?{query}" if query else path
         self.peer = connection.peer
         self.started = False
+        self.held = 0
         self._connection = connection
         self._fields: dict[bytes, bytes] | None = None
 
@@ -86,7 +88,7 @@ class Stream:
         """The last part and the end of the body in one. Raises ClientGone."""
         protocol = self._connection.protocol
         out = b"" if self._is_empty or not data else protocol.send(h11.Data(data=data)) or b""
-        out = self._head + out + (protocol.send(h11.EndOfMessage()) or b"")
+        out = self._head + out + (protocol.send(END) or b"")
         self._head = b""
         await self._connection.send_bytes(out)
 

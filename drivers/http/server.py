@@ -17,7 +17,7 @@ import trio
 
 from .connection import Connection, Handler, Refuse
 from .transport import Socket
-from .values import HttpError, Limits, plain_answer
+from .values import Bodies, HttpError, Limits, plain_answer
 from .watch import Watch
 
 #: Connections above the limit that may be told so at a time; beyond, they are closed at once.
@@ -32,7 +32,8 @@ log = logging.getLogger("kvcore.http")
 
 
 class Server:
-    """What is being served. connections: those that are open. refused: how many there was no room for.
+    """What is being served. connections: those that are open. refused: how many there was no room for. bodies: what
+    their requests' bodies take.
 
     ended: set when the last one has been answered after `stop`.
     """
@@ -41,6 +42,7 @@ class Server:
         self.limits = limits
         self.connections: set[Connection] = set()
         self.refused = 0
+        self.bodies = Bodies(limits.body_bytes_total)
         self.ended = trio.Event()
         self._handler, self._refuse = handler, refuse
         self._accepting = trio.CancelScope()
@@ -139,7 +141,7 @@ class Server:
         except OSError:  # gone before it was looked at
             stream.socket.close()
             return None
-        return Connection(Socket(stream), f"{host}:{port}", self.limits, self._refuse)
+        return Connection(Socket(stream), f"{host}:{port}", self.limits, self._refuse, self.bodies)
 
 
 async def serve_http(

@@ -17,7 +17,8 @@ class Limits:
     """What one server lets its clients take of it. Seconds; bytes.
 
     connections: at once; one more is told 503. head_bytes: of a request line and its fields. body_bytes: of a body,
-    where the handler names no other bound.
+    where the handler names no other bound. body_bytes_total: of all bodies together, each as long as its request is
+    handled; what finds no room is told 429.
     idle_s: between two requests. head_s, body_s: for a request's head and for its body to arrive, each as a whole.
     write_s: how long a client may take nothing of what is sent to it. linger_s: how long it may take to hear of an
     error before it has sent all.
@@ -26,6 +27,7 @@ class Limits:
     connections: int = 8192
     head_bytes: int = 65536
     body_bytes: int = 8 * 2**20
+    body_bytes_total: int = 2**30
     idle_s: float = 75.0
     head_s: float = 10.0
     body_s: float = 60.0
@@ -46,6 +48,35 @@ class TooLarge(HttpError):
 
     def __init__(self, limit: int) -> None:
         super().__init__(413, f"the body is larger than {limit} bytes", "request_too_large")
+
+
+class NoRoom(HttpError):
+    """A body for which there is no memory now."""
+
+    def __init__(self) -> None:
+        super().__init__(429, "too many bytes of request bodies are being held", "gateway_full")
+
+
+class Bodies:
+    """What the bodies of one server's requests take together. held: bytes, now."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self.held = 0
+
+    def look(self, size: int) -> None:
+        """Whether there would be room for so much. Raises NoRoom."""
+        if self.held + size > self._limit:
+            raise NoRoom
+
+    def take(self, size: int) -> None:
+        """So much has come. Raises NoRoom; then it does not count."""
+        self.look(size)
+        self.held += size
+
+    def give_back(self, size: int) -> None:
+        """So much is held no more."""
+        self.held -= size
 
 
 class ClientGone(Exception):

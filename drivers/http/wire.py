@@ -9,6 +9,8 @@ import h11
 
 from .values import Headers, HttpError
 
+#: The end of a message without trailers. Events are frozen, so one serves for all.
+END = h11.EndOfMessage()
 #: Fields of one connection, never handed on; see also `Connection`, which can name more.
 HOP_BY_HOP = frozenset({
     b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"proxy-connection", b"te", b"trailer",
@@ -73,6 +75,11 @@ def check_head(event: h11.Request, limit: int) -> None:
         raise HttpError(431, f"the head of the request is larger than {limit} bytes", "headers_too_large")
 
 
+def fields_of(event: h11.Request | h11.Response) -> Headers:
+    """The fields of a parsed head, with lower-case names. h11's own iteration makes several calls for each."""
+    return [(name.lower(), value) for name, value in event.headers.raw_items()]
+
+
 def check_request(event: h11.Request) -> tuple[str, str, Headers]:
     """Path, query and fields of a request that can be understood in one way only. Raises HttpError.
 
@@ -80,11 +87,9 @@ def check_request(event: h11.Request) -> tuple[str, str, Headers]:
     """
     if event.http_version not in (b"1.1", b"1.0"):
         raise HttpError(505, "the version of HTTP must be 1.1 or 1.0")
-    headers = list(event.headers)
-    lengths = codings = 0
-    for name, _ in headers:
-        lengths += name == b"content-length"
-        codings += name == b"transfer-encoding"
+    headers = fields_of(event)
+    names = [name for name, _ in headers]
+    codings, lengths = names.count(b"transfer-encoding"), names.count(b"content-length")
     if codings and (lengths or event.http_version != b"1.1"):
         raise HttpError(400, "Content-Length and Transfer-Encoding contradict each other")
     target = event.target

@@ -82,6 +82,7 @@ class Sequencer:
         self._is_doubted = False  # it was asked because of a message that only a restart explains, or a late repetition
         self._is_broken = False   # it was asked because the link was down
         self._keeps = False       # it has been seen to send something again
+        self._stood: tuple[int | None, int] | None = None  # last, and highest held, when the rest was last asked for
         self._empty = 0           # answers with nothing in them, although something was delivered
         self._steps: list[Step] = []
 
@@ -108,6 +109,9 @@ class Sequencer:
             self._deliver(sequence, payload)
             self._go_on()
         elif sequence >= self._next:
+            if self._held.get(sequence, payload) != payload:  # whoever said what is held says it no more
+                self._drop_held()
+                self._restart()
             self._hold(sequence, payload)
             if self.asked is None:
                 self._bridge()
@@ -291,7 +295,9 @@ class Sequencer:
         self._go_on()
         while self._held:
             came = (-1 if self.last is None else self.last) > self._was
-            if may_ask and self.can_ask and came:
+            stand = self.last, max(self._held)
+            if may_ask and self.can_ask and came and stand != self._stood:
+                self._stood = stand  # who asks once more and stands where he stood hears the same tale for ever
                 self._ask(self.last or 0)
                 return
             self._lose(min(self._held) - 1)

@@ -187,7 +187,8 @@ def test_the_policy_is_shown_and_read_again(tmp_path):
     async def story(desk: Desk) -> None:
         shown = await desk.text("/admin/policy")
         assert load_policy(shown).root == load_policy(POLICY).root
-        assert await desk.call("POST", "/admin/reload") == {"changed": False, "generation": 0, "diff": []}
+        assert await desk.call("POST", "/admin/reload") == {
+            "changed": False, "generation": 0, "diff": [], "workers": [], "needs_restart": []}
         (tmp_path / "policy.yaml").write_text(POLICY.replace("quantum: 128", "quantum: 99"))
         told = await desk.call("POST", "/admin/reload")
         assert (told["changed"], told["generation"]) == (True, 1)

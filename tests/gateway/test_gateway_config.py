@@ -78,7 +78,8 @@ def test_what_is_not_configured_reads_like_the_effective_defaults():
         "first_byte_s": 600.0, "idle_s": 120.0, "drain_s": 30.0, "probe_s": 2.0, "probe_interval_s": 5.0,
         "pause_s": 1.0}
     assert dump(GatewayConfig())["limits"] == {
-        "body_bytes": 8388608, "header_bytes": 65536, "connections": 8192, "queue": 65536, "inbox": 4096}
+        "body_bytes": 8388608, "body_bytes_total": 1073741824, "header_bytes": 65536, "connections": 8192,
+        "queue": 65536, "inbox": 4096}
 
 
 @pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting.key)
@@ -175,6 +176,8 @@ def test_a_dump_holds_every_field():
     ("timeouts: {idle_s: .inf}", "g.yaml:1:12: timeouts.idle_s: must be a number"),
     ("timeouts: {idle_s: nan}", "g.yaml:1:12: timeouts.idle_s: must be a number"),
     ("limits: {body_bytes: 1_000}", "g.yaml:1:10: limits.body_bytes: must be a whole number"),
+    ("limits: {body_bytes: 10, body_bytes_total: 9}",
+     "g.yaml:1:26: limits.body_bytes_total: must not be less than limits.body_bytes, 10"),
     ("limits: {body_bytes: 0x10}", "g.yaml:1:10: limits.body_bytes: must be a whole number"),
     ("hints: {pins: maybe}", "g.yaml:1:9: hints.pins: must be true or false, not 'maybe'"),
     ("a: [", "g.yaml:1:5: not valid YAML"),
@@ -210,7 +213,8 @@ def test_a_worker_as_text():
 
 
 @pytest.mark.parametrize("text", [
-    "", "h:80", "https://h", "http://", "http://h:0", "http://h:99999", "http://h/v1", "http://u:p@h", "http://h?x=1",
+    "", "h:80", "ftp://h",
+    "http://", "http://h:0", "http://h:99999", "http://h/v1", "http://u:p@h", "http://h?x=1",
     "http://h#f", "http://h a", "http://h\r\nx: y", "http://h:80,max_requests", "http://h,nope=1", "http://h,dp_size=0",
     "http://h,dp_size=1,dp-size=2", "http://h,url=http://g", "http://-", "http://.", "http://a..b",
 ])

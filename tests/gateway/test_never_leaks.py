@@ -248,6 +248,35 @@ async def test_no_more_requests_inside_than_the_limit():
         await w.settled()
 
 
+@pytest.mark.parametrize("status", [429, 529])
+@story
+async def test_no_more_bytes_of_bodies_than_the_limit(status):
+    async with world(limits__body_bytes=1000, limits__body_bytes_total=1500, overload_status=status) as w:
+        stage, bodies = Stage(), w.gateway.app.server.bodies
+        w.engines[0].scripts = [stage]
+        large = {**PROMPT, "user": "x" * 800}
+        client = await begin(w.gateway.port, large)
+        await stage.is_there.wait()
+        data = json.dumps(large).encode()
+        assert bodies.held == len(data)
+        announced = await trio.open_tcp_stream("127.0.0.1", w.gateway.port)
+        await announced.send_all(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 900\r\n\r\n")
+        chunked = await trio.open_tcp_stream("127.0.0.1", w.gateway.port)
+        await chunked.send_all(
+            b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+            + b"".join([b"1\r\n%c\r\n" % byte for byte in data]))
+        for stream in (announced, chunked):
+            told = await read_until(stream, b"}}")
+            assert told.startswith(b"HTTP/1.1 %d " % status)
+            assert b'"code":"gateway_full"' in told
+            assert b"retry-after: " in told.lower()
+            await stream.aclose()
+        await w.until(lambda: bodies.held == len(data))
+        assert (await w.post(PROMPT))[0] == 200
+        await client.aclose()
+        await w.settled()
+
+
 # The end.
 
 @story

@@ -335,6 +335,15 @@ def test_a_number_from_nowhere_does_not_stop_the_rest():
     assert hand.answer(0, 1, 2) == [Reset(), *deliver(0, 1, 2)]
 
 
+def test_what_is_held_of_an_earlier_publisher_is_not_delivered_with_the_next_one_s():
+    hand = Hand(began=False)
+    hand.sequencer.start()
+    assert hand.live(0) == []
+    assert hand.live(0, start=1) == [Reset(), Ask(0)]
+    hand.live(1, start=1)
+    assert hand.answer() == deliver(0, 1, start=1)
+
+
 def linked(buffer, moves) -> None:
     """A publisher with a buffer, and a link that loses, repeats, delays and breaks: what is delivered is judged."""
     sequencer = Sequencer(can_ask=True, held_max=4)
@@ -405,6 +414,22 @@ def linked(buffer, moves) -> None:
             case "restart":
                 starts, number, sent, delayed = starts + 1, 0, [], []
                 take(sequencer.verify(was_down=True))
+            case "swap" if buffer:  # started anew, and nothing but its first message and what it keeps say so
+                starts, number, sent, delayed = starts + 1, 0, [], []
+                publish(True)
+            case "torn" if asked is not None and sent:  # somebody speaks while an answer is on its way
+                start, asked = asked, None
+                for item in [item for item in sent[-buffer:] if item[0] >= start] if buffer else []:
+                    take(sequencer.answer(*item))
+                    if asked is not None:
+                        break
+                    if item[0] % 3 == amount % 3:
+                        take(sequencer.answer(*item))  # twice
+                        publish(amount % 2 == 0)
+                        if asked is not None:
+                            break
+                else:
+                    take(sequencer.end())
             case "replay":
                 replay()
             case "part":
@@ -426,7 +451,8 @@ def linked(buffer, moves) -> None:
 
 
 MOVES = st.lists(st.tuples(
-    st.sampled_from(["say", "say", "say", "lose", "delay", "late", "repeat", "restart", "replay", "part", "verify"]),
+    st.sampled_from(["say", "say", "say", "lose", "delay", "late", "repeat", "restart", "swap", "replay", "part",
+                     "torn", "verify"]),
     st.integers(0, 50)), max_size=40)
 
 

@@ -239,7 +239,7 @@ def test_an_engine_that_comes_back_with_the_right_size_is_heard_again():
 
 
 MOVES = st.lists(st.tuples(
-    st.sampled_from(["prompt", "prompt", "evict", "clear", "again", "junk", "restart", "look"]),
+    st.sampled_from(["prompt", "prompt", "evict", "clear", "again", "junk", "restart", "swap", "look"]),
     st.integers(0, 5), st.sampled_from(["reach", "reach", "reach", "lose", "late", "twice"])), max_size=25)
 
 
@@ -276,6 +276,10 @@ def test_an_engine_behind_any_link(buffer, can_ask, moves, patience):
                 engine.restart()
                 late.clear()
                 world.tell(tracker.verify(was_down=True))
+            case "swap" if buffer:  # a new engine whose first message says so, and nothing else
+                engine.restart()
+                late.clear()
+                hear(engine.prompt(*range(30 + which, 38 + which)))
             case "look":
                 serve(tracker, engine, world)
                 world.tell(tracker.verify())
