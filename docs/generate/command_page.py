@@ -7,7 +7,6 @@ import re
 from collections.abc import Iterator
 
 import click
-
 from kvcore.drivers.cli import cli
 
 
