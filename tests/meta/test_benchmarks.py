@@ -14,23 +14,37 @@ from tree import ROOT
 BENCHMARKS = ROOT / "benchmarks"
 
 
-def run(folder, hash_seed, *options):
-    """Run all benchmarks in a fresh process: what it prints, and the digests by name."""
-    answer = subprocess.run(
+def start(folder, hash_seed, *options):
+    """Run all benchmarks in a fresh process."""
+    return folder, subprocess.Popen(
         [sys.executable, "-m", "pytest", str(BENCHMARKS), "--size", "small", "--digests", "digests.json", *options],
-        cwd=folder, env=os.environ | {"PYTHONHASHSEED": hash_seed}, capture_output=True, text=True, check=False)
-    assert answer.returncode == 0, answer.stdout + answer.stderr
-    return answer.stdout, json.loads((folder / "digests.json").read_text(encoding="utf-8"))
+        cwd=folder, env=os.environ | {"PYTHONHASHSEED": hash_seed}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        text=True)
+
+
+def end(folder, process):
+    """What it prints, and the digests by name."""
+    output, _ = process.communicate()
+    assert process.returncode == 0, output
+    return output, json.loads((folder / "digests.json").read_text(encoding="utf-8"))
 
 
 @pytest.fixture(scope="module")
-def timed(tmp_path_factory):
-    return run(tmp_path_factory.mktemp("timed"), "0", "--benchmark-only", "--benchmark-json", "figures.json")
+def both(tmp_path_factory):
+    """Runs with and without timing, at the same time: nothing here looks at times."""
+    runs = [start(tmp_path_factory.mktemp("timed"), "0", "--benchmark-only", "--benchmark-json", "figures.json"),
+            start(tmp_path_factory.mktemp("untimed"), "1", "--benchmark-disable")]
+    return [end(*run) for run in runs]
 
 
 @pytest.fixture(scope="module")
-def untimed(tmp_path_factory):
-    return run(tmp_path_factory.mktemp("untimed"), "1", "--benchmark-disable")
+def timed(both):
+    return both[0]
+
+
+@pytest.fixture(scope="module")
+def untimed(both):
+    return both[1]
 
 
 def test_digests_are_the_same_in_every_run(timed, untimed):
