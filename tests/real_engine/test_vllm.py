@@ -64,7 +64,7 @@ def test_a_cancel_frees_the_slot(fleet):
     assert made - cut < (count * LONG - cut) / 2      # they were stopped, not waited for
     assert {row["active_blocks"] for row in fleet.tell("loads")["loads"]} == {0}
     assert fleet.ask(chat("short", "and now?")).body["usage"]["completion_tokens"] == 4
-    print(f"\n{count} streams cut at {cut:.0f}, ended at {made:.0f} of {count * LONG} tokens, 0 running in both engines")
+    print(f"\n{count} streams cut at {cut:.0f}, ended at {made:.0f} of {count * LONG} tokens, 0 running in both")
 
 
 def test_the_metrics_agree_with_those_of_the_engines(fleet):
