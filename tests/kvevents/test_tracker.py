@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from kv_engines import RECORDINGS, Engine, World, payload, recording, removed, serve, stored
 from kvcore.drivers.kvevents.decoder import rank_of
@@ -243,6 +243,11 @@ MOVES = st.lists(st.tuples(
     st.integers(0, 5), st.sampled_from(["reach", "reach", "reach", "lose", "late", "twice"])), max_size=25)
 
 
+#: An answer brings the same tale once more: asking again for the rest would have no end.
+SAME_TALE = [("prompt", 1, "lose"), ("prompt", 2, "lose"), ("prompt", 3, "reach"), ("swap", 0, "reach")]
+
+
+@example(1, True, SAME_TALE, 1)
 @given(st.sampled_from([0, 1, 2, 100]), st.booleans(), MOVES, st.integers(0, 9))
 def test_an_engine_behind_any_link(buffer, can_ask, moves, patience):
     """Messages get lost, come late, twice, or are none; engines restart. In the end the core has it all, or is told
