@@ -8,7 +8,6 @@ cdef class Event:
     cdef readonly ns_t now_ns                  # never decreases from event to event
 
 
-@cython.no_gc
 @cython.final
 cdef class RequestArrived(Event):
     cdef readonly Request request
@@ -38,7 +37,6 @@ cdef class PrefillCompleted(Event):
     cdef readonly int64_t attempt
 
 
-@cython.no_gc
 @cython.final
 cdef class OutputBlockAdded(Event):
     cdef readonly str request_id
@@ -66,7 +64,6 @@ cdef class OverlapRefreshed(Event):
     cdef readonly Overlap overlap              # or None
 
 
-@cython.no_gc
 @cython.final
 cdef class RequestFinished(Event):
     cdef readonly str request_id

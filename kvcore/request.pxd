@@ -33,8 +33,6 @@ cdef class SelectionWeights:
     cdef readonly double temperature
 
 
-@cython.freelist(16)
-@cython.no_gc
 @cython.final
 cdef class Request:
     cdef readonly str request_id

@@ -127,9 +127,9 @@ cdef class Scheduler:
         ACTION_DTYPE, in order of emission.
 
         The interpreter lock is released; meanwhile no other thread can use this scheduler, nor may it change the
-        arrays, which have been checked. Raises InvalidEvent as
-        `step` would, with the index of the row, and then no row has been applied; ValueError where a live request has
-        an id that no row can hold, or SchedulerConfig.replica is set.
+        arrays, which have been checked. Raises InvalidEvent as `step` would, with the index of the row, and then no row
+        has been applied; ValueError where a live request has an id that no row can hold, or SchedulerConfig.replica is
+        set.
         """
         cdef list out
         self._check_owner()

@@ -81,3 +81,13 @@ SAMPLE = (
     "policy_classes:\n"
     + "".join(cell(f"{family}_{bucket}", family, bucket) for family, bucket in SAMPLE_CLASSES)
 )
+
+#: Two classes, three to one, each busy as soon as anything is under way.
+THREE_TO_ONE = """
+default_policy_family: regular
+uncached_isl_buckets:
+  - {min_tokens: 0, bucket: all}
+policy_classes:
+  - {name: premium, policy_family: premium, cache_bucket: all, quantum: 300, prefill_busy_threshold: 0}
+  - {name: regular, policy_family: regular, cache_bucket: all, quantum: 100, prefill_busy_threshold: 0}
+"""

@@ -9,15 +9,8 @@ import sys
 
 import pytest
 from kvcore.drivers.cli import compare_run, main
+from policy_texts import THREE_TO_ONE as POLICY
 
-POLICY = """
-default_policy_family: regular
-uncached_isl_buckets:
-  - {min_tokens: 0, bucket: all}
-policy_classes:
-  - {name: premium, policy_family: premium, cache_bucket: all, quantum: 300, prefill_busy_threshold: 0}
-  - {name: regular, policy_family: regular, cache_bucket: all, quantum: 100, prefill_busy_threshold: 0}
-"""
 MIX = "premium=0.5,regular=0.5"
 
 

@@ -19,17 +19,10 @@ from kvcore.drivers.cli import main
 from kvcore.drivers.study.case import Case, Load
 from kvcore.drivers.study.points import Task
 from kvcore.drivers.study.processes import SearchFailed, on_processes
+from policy_texts import THREE_TO_ONE as POLICY
 
 from kvcore.policy_file import load_policy
 
-POLICY = """
-default_policy_family: regular
-uncached_isl_buckets:
-  - {min_tokens: 0, bucket: all}
-policy_classes:
-  - {name: premium, policy_family: premium, cache_bucket: all, quantum: 300, prefill_busy_threshold: 0}
-  - {name: regular, policy_family: regular, cache_bucket: all, quantum: 100, prefill_busy_threshold: 0}
-"""
 SPACE = """
 policy: p.yaml
 objective: minimise premium.ttft_p99, minimise regular.ttft_p99 subject to regular.completed >= 0.9

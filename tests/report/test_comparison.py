@@ -14,15 +14,8 @@ from kvcore.drivers.report.contrasts import _behind, drifts, forests
 from kvcore.drivers.report.tables import Table
 from kvcore.drivers.report.theme import PAPER, SERIES
 from pages import check_alone, read
+from policy_texts import THREE_TO_ONE as POLICY
 
-POLICY = """
-default_policy_family: regular
-uncached_isl_buckets:
-  - {min_tokens: 0, bucket: all}
-policy_classes:
-  - {name: premium, policy_family: premium, cache_bucket: all, quantum: 300, prefill_busy_threshold: 0}
-  - {name: regular, policy_family: regular, cache_bucket: all, quantum: 100, prefill_busy_threshold: 0}
-"""
 LOAD = ["--trace", "t.jsonl", "--classes", "premium=0.5,regular=0.5", "--engine", "mock", "--resamples", "20",
         "--trace-block-size", "50"]
 
