@@ -9,8 +9,9 @@ least and the most that the ratio came to within one round. Without the wheel no
 
 cycle    a request of 512 tokens: a worker is selected and booked, the prompt is computed, the request ends. Their calls
          are awaited, and much of what they cost is the event loop's and the threads' behind it: so by one caller
-         on asyncio, by one on uvloop, and by 64 at a time, where the cost of waking up is shared. Ours are plain calls.
-         named: the prompt's 32 blocks have names, which are looked up and booked.
+         on asyncio, by one on uvloop, and by 64 at a time, where the cost of waking up is shared. Ours are plain calls,
+         and for 64 at a time step_array. named: the prompt's 32 blocks have names, which are looked up and booked.
+         Ids are made beforehand.
 index    256 paths of 32 blocks stored, found, looked for in vain, removed. Theirs gets bytes of JSON made beforehand;
          ours has no door of its own, so finding is `peek`, which builds a request and chooses a worker, too.
 replay   a trace from synthetic.py through router, engine model and report. The engine models differ, so completed

@@ -14,7 +14,10 @@ from collections.abc import Callable
 
 from replay_child import peak_bytes
 
+import numpy as np
+
 import kvcore as kv
+from kvcore.records import EVENT_DTYPE, EventKind
 
 
 def spent(run: Callable[[], object], items: int) -> tuple[float, float]:
@@ -38,21 +41,34 @@ def fleet(workers: int, block_size: int) -> kv.Scheduler:
 
 def cycle(workers: int, requests: int, rounds: int, block_size: int, prompt: int, named: bool, at_once: int,
           loop: str) -> dict:
-    """RequestArrived, PrefillCompleted, RequestFinished. Plain calls: at_once and loop mean nothing here."""
+    """RequestArrived, PrefillCompleted, RequestFinished. Calls are plain: a loop means nothing here."""
     blocks = prompt // block_size
     paths = [tuple(i * blocks + j + (1 << 62) for j in range(blocks)) if named else () for i in range(requests)]
     core = fleet(workers, block_size)
 
-    def run() -> None:
+    def one_by_one(names: list[str]) -> None:
         step = core.step
-        for i, path in enumerate(paths):
-            name = f"r{i}"
+        for name, path in zip(names, paths, strict=True):
             (dispatch,) = step(kv.RequestArrived(0, kv.Request(name, prompt, block_hashes=path)))
             attempt = dispatch.attempt
             step(kv.PrefillCompleted(0, name, attempt))
             step(kv.RequestFinished(0, name, attempt))
 
-    figures = [spent(run, requests) for _ in range(rounds + 1)]
+    def together(names: list[str]) -> None:
+        for first in range(0, requests, at_once):
+            rows = np.zeros(min(at_once, requests - first), EVENT_DTYPE)
+            rows["kind"], rows["prompt_tokens"] = EventKind.REQUEST_ARRIVED, prompt
+            rows["request"] = np.arange(first, first + len(rows))
+            rows["attempt"] = core.step_array(rows)["attempt"]
+            for kind in (EventKind.PREFILL_COMPLETED, EventKind.REQUEST_FINISHED):
+                rows["kind"] = kind
+                core.step_array(rows)
+
+    run = one_by_one if at_once == 1 else together
+    figures = []
+    for _ in range(rounds + 1):
+        names = [f"r{i}" for i in range(requests)]
+        figures.append(spent(lambda names=names: run(names), requests))
     stats = core.stats()
     assert stats.completed == requests * (rounds + 1)
     assert not core.loads()["requests"].any()

@@ -43,16 +43,15 @@ def cycle(workers: int, requests: int, rounds: int, block_size: int, prompt: int
     blocks = prompt // block_size
     paths = [[i * blocks + j + (1 << 62) for j in range(blocks)] if named else [] for i in range(requests)]
 
-    async def one(service: SelectionService, i: int) -> None:
-        name = f"r{i}"
+    async def one(service: SelectionService, name: str, i: int) -> None:
         await service.select_and_reserve({
             "selection_id": name, "block_hashes": paths[i], "sequence_hashes": paths[i], "isl_tokens": prompt})
         await service.prefill_complete(name)
         await service.free_reservation(name)
 
-    async def caller(service: SelectionService, numbers) -> None:
-        for i in numbers:
-            await one(service, i)
+    async def caller(service: SelectionService, numbered) -> None:
+        for i, name in numbered:
+            await one(service, name, i)
 
     async def main() -> dict[str, float]:
         service = SelectionService(indexer_threads=1)
@@ -62,12 +61,12 @@ def cycle(workers: int, requests: int, rounds: int, block_size: int, prompt: int
                 "max_num_batched_tokens": 8192, "total_kv_blocks": 27_648})
         figures = []
         for _ in range(rounds + 1):
-            numbers = iter(range(requests))
+            numbered = enumerate([f"r{i}" for i in range(requests)])
             cpu, wall = time.process_time_ns(), time.perf_counter_ns()
             if at_once == 1:
-                await caller(service, numbers)
+                await caller(service, numbered)
             else:
-                await asyncio.gather(*(caller(service, numbers) for _ in range(at_once)))
+                await asyncio.gather(*(caller(service, numbered) for _ in range(at_once)))
             figures.append(((time.process_time_ns() - cpu) / requests, (time.perf_counter_ns() - wall) / requests))
         (loads,) = service.loads()
         assert len(loads["loads"]) == workers

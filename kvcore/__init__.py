@@ -4,6 +4,7 @@ Facts in, commands out: `Scheduler.step(event) -> actions`. See README.md for a 
 the whole.
 """
 
+from kvcore import _constructor as _constructor  # makes calls of Request cheap
 from kvcore._explanation_text import text as explanation_text
 from kvcore._journal_cut import JournalCut
 from kvcore._journal_cut import cut as cut_journal

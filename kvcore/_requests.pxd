@@ -1,7 +1,8 @@
 # Live requests: identity, state, path of blocks, deadlines and booking timers.
 cimport cython
+from cpython.ref cimport PyObject
 from kvcore._heap cimport heap_t
-from kvcore._slots cimport NO_NUMBER, SlotTable
+from kvcore._slots cimport SlotTable
 from kvcore._types cimport int32_t, int64_t, ns_t, slot_t, tokens_t, uint32_t, uint64_t
 from kvcore.request cimport Request
 
@@ -81,7 +82,7 @@ cdef class RequestTable:
     cdef SlotTable ids
     cdef request_t* rows
     cdef slot_t _capacity
-    cdef list _requests            # slot -> Request of a live row, else None
+    cdef PyObject** _requests      # slot -> Request of a live row, owned, or NULL
     cdef heap_t _timers[TIMERS]    # rows by (due, seq)
     cdef int32_t* _timer_pos[TIMERS]
     cdef bint _timed               # bookings expire: their timers are kept in order
@@ -92,8 +93,8 @@ cdef class RequestTable:
     cdef dict _name_numbers
     cdef readonly int32_t refreshing   # rows in that state
 
-    cdef slot_t find(self, str request_id)
-    cdef slot_t find_attempt(self, str request_id, int64_t attempt)
+    cdef slot_t find(self, str request_id) noexcept
+    cdef slot_t find_attempt(self, str request_id, int64_t attempt) noexcept
     cdef slot_t with_attempt(self, slot_t slot, int64_t attempt) noexcept nogil
     cdef int32_t name_number(self, str policy_class) except -1
     cdef slot_t open(self, Request request, ns_t now_ns, int64_t block_size) except -1
@@ -106,6 +107,8 @@ cdef class RequestTable:
     cdef int take_back(self, slot_t slot) except -1
     cdef Request request(self, slot_t slot)
     cdef int replace(self, slot_t slot, Request request) except -1
+    cdef void _keep(self, slot_t slot, Request request) noexcept
+    cdef int _close_held(self, slot_t slot) except -1
     cdef int wait(self, slot_t slot, state_t state, uint64_t seq) except -1 nogil
     cdef int set_timer(self, slot_t slot, timer_t timer, ns_t due_ns) except -1 nogil
     cdef void stop_waiting(self, slot_t slot) noexcept nogil

@@ -10,7 +10,7 @@ Invariants: a row is live iff its id is in `ids`; a timer is in its heap iff its
 row waits, is deferred or refreshing; exactly the running and evicted rows of a timed table are in the list, whose
 progress_ns never falls from oldest to newest, equal ones by attempt.
 """
-from cpython.ref cimport PyObject
+from cpython.ref cimport Py_INCREF, Py_XDECREF, PyObject
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy
 from kvcore._heap cimport heap_free, heap_init, heap_push, heap_remove, heap_reserve, key_t
@@ -28,7 +28,6 @@ cdef class RequestTable:
         cdef int timer
         self._timed = timed
         self.ids = SlotTable()
-        self._requests = []
         self.names = []
         self._name_numbers = {}
         for timer in range(TIMERS):
@@ -39,19 +38,20 @@ cdef class RequestTable:
     def __dealloc__(self):
         cdef slot_t slot
         cdef int timer
-        if self.rows != NULL:
-            for slot in range(self._capacity):
-                free(self.rows[slot].path)
+        for slot in range(self._capacity):
+            free(self.rows[slot].path)
+            Py_XDECREF(self._requests[slot])
         free(self.rows)
+        free(self._requests)
         for timer in range(TIMERS):
             free(self._timer_pos[timer])
             heap_free(&self._timers[timer])
 
-    cdef slot_t find(self, str request_id):
+    cdef slot_t find(self, str request_id) noexcept:
         """Row of a live request, or NO_SLOT."""
         return self.ids.get(request_id)
 
-    cdef slot_t find_attempt(self, str request_id, int64_t attempt):
+    cdef slot_t find_attempt(self, str request_id, int64_t attempt) noexcept:
         """Row of a running or evicted request whose present attempt this is, or NO_SLOT."""
         return self.with_attempt(self.ids.get(request_id), attempt)
 
@@ -62,11 +62,11 @@ cdef class RequestTable:
         return slot
 
     cdef Request request(self, slot_t slot):
-        """The Request of a live row, made now if it has come as a record."""
+        """The Request of a live row, made now if it has come as a record. None: it has ended."""
         if self.rows[slot].lazy:
-            self._requests[slot] = self._made(slot)
+            self._keep(slot, self._made(slot))
             self.rows[slot].lazy = False
-        return <Request>self._requests[slot]
+        return None if self._requests[slot] == NULL else <Request>self._requests[slot]
 
     cdef Request _made(self, slot_t slot):
         cdef request_t* row = &self.rows[slot]
@@ -88,9 +88,16 @@ cdef class RequestTable:
 
     cdef int replace(self, slot_t slot, Request request) except -1:
         """More has become known of a live request: the same id, prompt, deadline and blocks."""
-        self._requests[slot] = request
+        self._keep(slot, request)
         _look_at(&self.rows[slot], request)
         return 0
+
+    cdef void _keep(self, slot_t slot, Request request) noexcept:
+        """The Request of a row from now on."""
+        cdef PyObject* before = self._requests[slot]
+        Py_INCREF(request)
+        self._requests[slot] = <PyObject*>request
+        Py_XDECREF(before)
 
     cdef slot_t open(self, Request request, ns_t now_ns, int64_t block_size) except -1:
         """A row for a request whose id is not live; state FREE until the owner stores it.
@@ -154,7 +161,7 @@ cdef class RequestTable:
     cdef int _fill(self, slot_t slot, Request request, uint64_t* path, ns_t now_ns, int64_t block_size) except -1:
         """The row of a request that has come as a Request."""
         cdef request_t* row = &self.rows[slot]
-        self._requests[slot] = request
+        self._keep(slot, request)
         row.lazy = False
         row.prompt = request.prompt_tokens
         row.priority_jump = request.priority_jump
@@ -215,11 +222,17 @@ cdef class RequestTable:
             row.path = NULL
         if not row.lazy:
             with gil:
-                self._requests[slot] = None
-                if self.ids.number_of(slot) == NO_NUMBER:
-                    return self.ids.remove_text(slot)      # the lock is taken once
+                return self._close_held(slot)
         row.lazy = False
         return self.ids.remove(slot)
+
+    cdef int _close_held(self, slot_t slot) except -1:
+        """What of the end of a request needs the interpreter's lock."""
+        cdef PyObject* request = self._requests[slot]
+        self._requests[slot] = NULL
+        self.ids.remove_held(slot)
+        Py_XDECREF(request)
+        return 0
 
     cdef slot_t lend(self, tuple sequence, int64_t attempt) except -1:
         """A slot for a booking that belongs to no request of ours: no id finds it, and its row stays FREE.
@@ -384,8 +397,7 @@ cdef class RequestTable:
         cdef int timer
         if slots <= self._capacity:
             return 0
-        with gil:
-            self._requests.extend([None] * (capacity - len(self._requests)))
+        resize(<void**>&self._requests, capacity * sizeof(void*))
         for timer in range(TIMERS):
             resize(<void**>&self._timer_pos[timer], capacity * sizeof(int32_t))
         resize(<void**>&self.rows, capacity * sizeof(request_t))
@@ -393,6 +405,7 @@ cdef class RequestTable:
             self.rows[slot].path = NULL
             self.rows[slot].state = STATE_FREE
             self.rows[slot].lazy = False
+            self._requests[slot] = NULL
         self._capacity = capacity
         return 0
 

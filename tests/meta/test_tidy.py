@@ -12,9 +12,10 @@ from tree import LINES_TARGET, ROOT, SOURCE_SUFFIXES, everywhere, imports, long_
 #: Every module of kvcore/, lowest first. A module imports from lower layers and from those before it in its own.
 LAYERS = {
     "vocabulary": ["_types"],
-    "values": ["errors", "request", "replica", "policy", "events", "actions", "config", "stats", "hashing",
-               "_yaml_marks", "_admission_protocol", "_admission_values", "_session_concurrency", "_program_budget",
-               "admission", "_policy_keys", "policy_file", "policy_lint", "explanation", "_explanation_text"],
+    "values": ["errors", "request", "_constructor", "replica", "policy", "events", "actions", "config", "stats",
+               "hashing", "_yaml_marks", "_admission_protocol", "_admission_values", "_session_concurrency",
+               "_program_budget", "admission", "_policy_keys", "policy_file", "policy_lint", "explanation",
+               "_explanation_text"],
     "layouts": ["_journal_codec", "_journal_values"],
     "containers": ["_wire", "_slots", "_heap", "_blocks", "_prefix", "_active", "_predicted", "_overtaking",
                    "_elementary", "_tournament"],

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -83,6 +85,33 @@ def test_many_numbers_come_and_go(step):
     for i in range(0, 5_000, 2):
         table.remove(table.get_number(i * step))
     assert [table.get_number(i * step) for i in range(5_000)] == [None if i % 2 == 0 else i for i in range(5_000)]
+
+
+def test_many_texts_come_and_go():
+    """Looked up by texts that are equal, not the same; a text and a number of the same hash are two ids."""
+    table = Slots()
+    for i in range(5_000):
+        table.add(f"r{i}")
+    table.add_number(hash("r7") % 10**18)
+    for i in range(0, 5_000, 2):
+        table.remove(table.get(f"r{i}"))
+    assert [table.get(f"r{i}") for i in range(5_000)] == [None if i % 2 == 0 else i for i in range(5_000)]
+    assert [table.id_of(i) for i in range(5_000)] == [None if i % 2 == 0 else f"r{i}" for i in range(5_000)]
+    assert table.count() == 2_501
+
+
+def test_texts_are_held_while_they_are_live():
+    table = Slots()
+    name = "".join(["some", "body"])
+    before = sys.getrefcount(name)
+    slot = table.add(name)
+    assert sys.getrefcount(name) == before + 1
+    table.remove(slot)
+    assert sys.getrefcount(name) == before
+    table.add(name)
+    table.add("17")
+    del table
+    assert sys.getrefcount(name) == before
 
 
 NAMES = [*"abcdef", *map(str, range(7))]
