@@ -97,7 +97,9 @@ cdef class Scheduler:
 
     # The door.
 
-    @cython.binding(False)                     # a plain built-in method is called faster
+    @cython.binding(False)                     # a plain built-in method is called faster; its signature is text
+    @cython.embedsignature(True)
+    @cython.embedsignature.format("clinic")
     def step(self, event, /):
         """Apply one fact; returns the actions that follow. Raises InvalidEvent, and then nothing has changed."""
         return self.play(event)

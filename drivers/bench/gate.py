@@ -61,7 +61,7 @@ class Row:
 
 def build_key() -> str:
     """Python and its compiler, the Cython and C compiler that kvcore.scheduler was built with, and the architecture."""
-    cython = type(kvcore.scheduler.Scheduler.step).__module__.removeprefix("_cython_").replace("_", ".")
+    cython = type(kvcore.scheduler.Scheduler.step_many).__module__.removeprefix("_cython_").replace("_", ".")
     with open(kvcore.scheduler.__file__, "rb") as file:
         found = re.search(rb"(GCC: \([^)]*\) [\d.]+|clang version [\d.]+)", file.read())
     compiler = "an unknown compiler" if found is None else found[1].decode()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,6 +22,7 @@ from kvcore.events import (
 )
 from kvcore.policy import QueuePolicy
 from kvcore.request import Rank, Request
+from kvcore.scheduler import Scheduler
 
 WAITS = {"profile": profile(prefill_busy_threshold=0)}
 
@@ -429,3 +432,8 @@ def test_each_order_serves_by_its_key(order):
         name, attempt = action.request_id, action.attempt
         served.append(name)
     assert "".join(served) == {"fcfs": "abc", "lcfs": "cba", "wspt": "bca", "edf": "bac"}[order.value]
+
+
+def test_step_says_what_it_takes():
+    assert str(inspect.signature(Scheduler.step)) == "(self, event, /)"
+    assert Scheduler.step.__doc__.startswith("Apply one fact")
