@@ -88,17 +88,21 @@ cdef void tournament_set(tournament_t* tree, slot_t position, int64_t key) noexc
 
 
 cdef slot_t tournament_tied(const tournament_t* tree, slot_t j) noexcept nogil:
-    """The j-th position, from 0, that has the least key; j < ties."""
+    """The j-th position, from 0, that has the least key; j < ties.
+
+    In arithmetic, not in branches: among many ties each turn is a coin toss, which no processor foresees.
+    """
     cdef int64_t key = tree.nodes[1].key
+    cdef slot_t width = tree.width
     cdef slot_t i = 1
-    cdef slot_t left
-    while i < tree.width:
+    cdef slot_t left, right
+    while i < width:
         i *= 2
-        left = tree.nodes[i].ties if tree.nodes[i].key == key else 0
-        if j >= left:
-            j -= left
-            i += 1
-    return i - tree.width
+        left = tree.nodes[i].ties & -<slot_t>(tree.nodes[i].key == key)
+        right = j >= left
+        j -= left & -right
+        i += right
+    return i - width
 
 
 cdef slot_t tournament_ties_before(const tournament_t* tree, slot_t position) noexcept nogil:
