@@ -6,7 +6,7 @@ ways, and one that is refused is always refused by the slow one, in its words.
 """
 from cpython cimport array
 from libc.stdint cimport int64_t, uint64_t
-from libc.string cimport memcmp
+from libc.string cimport memcmp, memcpy
 
 import array
 
@@ -21,14 +21,14 @@ cdef int64_t TOKENS_MAX = <int64_t>1 << 53
 cdef array.array _EMPTY = array.array("Q")
 
 
-cdef const char *_blanks(const char *at) noexcept nogil:
+cdef inline const char *_blanks(const char *at) noexcept nogil:
     while at[0] == b" " or at[0] == b"\t":
         at += 1
     return at
 
 
-cdef const char *_number(const char *at, int64_t *value) noexcept nogil:
-    """Reads a plain integer; NULL: it is none. The line ends with a zero byte, which is no digit."""
+cdef inline const char *_number(const char *at, int64_t *value) noexcept nogil:
+    """Reads a plain integer; NULL: it is none. The line ends with a zero byte or a newline, which is no digit."""
     cdef int64_t total = 0
     cdef const char *start = at
     while b"0" <= at[0] <= b"9" and at - start <= DIGITS_MAX:
@@ -40,20 +40,18 @@ cdef const char *_number(const char *at, int64_t *value) noexcept nogil:
     return at
 
 
-cdef const char *_ids(const char *at, array.array ids, Py_ssize_t *count) noexcept:
-    """Reads an array of as many plain integers as ids has room for; NULL: it is another."""
-    cdef int64_t value
+cdef const char *_ids(const char *at, uint64_t *ids, int64_t *count) noexcept nogil:
+    """Reads an array of plain integers; NULL: it is another. ids has room for as many as the line may hold."""
+    cdef int64_t value = 0
     at = _blanks(at + 1)
     count[0] = 0
     if at[0] == b"]":
         return at + 1
     while True:
-        if count[0] == len(ids):
-            return NULL
         at = _number(at, &value)
         if at == NULL:
             return NULL
-        ids.data.as_ulonglongs[count[0]] = <uint64_t>value
+        ids[count[0]] = <uint64_t>value
         count[0] += 1
         at = _blanks(at)
         if at[0] == b"]":
@@ -63,7 +61,7 @@ cdef const char *_ids(const char *at, array.array ids, Py_ssize_t *count) noexce
         at = _blanks(at + 1)
 
 
-cdef int _key(const char *at, Py_ssize_t length) noexcept nogil:
+cdef inline int _key(const char *at, Py_ssize_t length) noexcept nogil:
     """0, 1, 2: timestamp, input_length, output_length; 3: hash_ids; -1: another."""
     if length == 9 and memcmp(at, b"timestamp", 9) == 0:
         return 0
@@ -76,60 +74,72 @@ cdef int _key(const char *at, Py_ssize_t length) noexcept nogil:
     return -1
 
 
-def plain_row(bytes line not None, int64_t trace_block_size, int64_t block_size, int64_t names_max):
-    """The RowFacts of a plain row, or None. Cost: O(bytes), about a nanosecond each.
-
-    block_size divides trace_block_size; a row of more than names_max blocks of block_size is not plain.
-    """
-    cdef const char *at = line
-    cdef const char *end = at + len(line)
+cdef int _pairs(const char *at, const char *end, int64_t *values, uint64_t *ids, int64_t *count) noexcept nogil:
+    """Reads one flat object that ends at `end`: which keys there are, as bits by _key. 0: it is not plain."""
     cdef const char *start
-    cdef int64_t values[3]
     cdef int seen = 0, key
-    cdef Py_ssize_t count = 0
-    cdef array.array ids = None
     if at[0] != b"{":
-        return None
+        return 0
     at = _blanks(at + 1)
     while True:
         if at[0] != b'"':
-            return None
+            return 0
         at += 1
         start = at
         while b"a" <= at[0] <= b"z" or at[0] == b"_":
             at += 1
         if at[0] != b'"':
-            return None
+            return 0
         key = _key(start, at - start)
         if key < 0 or seen >> key & 1:
-            return None
+            return 0
         seen |= 1 << key
         at = _blanks(at + 1)
         if at[0] != b":":
-            return None
+            return 0
         at = _blanks(at + 1)
-        if key == 3:
-            if at[0] != b"[":
-                return None
-            # No id is shorter than "0,", so the line's length bounds their number.
-            ids = array.clone(_EMPTY, (end - at) // 2, False)
-            at = _ids(at, ids, &count)
-        else:
+        if key < 3:
             at = _number(at, &values[key])
+        elif at[0] == b"[":
+            at = _ids(at, ids, count)
+        else:
+            return 0
         if at == NULL:
-            return None
+            return 0
         at = _blanks(at)
         if at[0] == b"}":
-            break
+            return seen if at + 1 == end else 0
         if at[0] != b",":
-            return None
+            return 0
         at = _blanks(at + 1)
-    if at + 1 != end or seen & 7 != 7 or values[0] >= MS_END:
-        return None
+
+
+cdef bint scan_row(const char *at, Py_ssize_t size, const shape_t *shape, plain_t *row) noexcept nogil:
+    cdef int64_t values[3]
+    row.n_ids = 0
+    if _pairs(at, at + size, values, row.ids, &row.n_ids) & 7 != 7 or values[0] >= MS_END:
+        return False
+    row.time_ns, row.prompt_tokens, row.output_tokens = values[0] * 1_000_000, values[1], values[2]
     if not (0 < values[1] <= TOKENS_MAX and 0 < values[2] <= TOKENS_MAX):
+        return False
+    return row.n_ids == 0 or (
+        row.n_ids == (values[1] - 1) // shape.trace_block_size + 1
+        and (values[1] - 1) // shape.block_size + 1 <= shape.names_max)
+
+
+def plain_row(bytes line not None, int64_t trace_block_size, int64_t block_size, int64_t names_max):
+    """The RowFacts of a plain row, or None. Cost: O(bytes), about a nanosecond each.
+
+    block_size divides trace_block_size; a row of more than names_max blocks of block_size is not plain.
+    """
+    cdef shape_t shape = shape_t(trace_block_size, block_size, names_max)
+    cdef array.array room = array.clone(_EMPTY, ids_max(len(line)), False)
+    cdef array.array ids = None
+    cdef plain_t row
+    row.ids = <uint64_t *>room.data.as_ulonglongs
+    if not scan_row(line, len(line), &shape, &row):
         return None
-    if count:
-        if count != (values[1] - 1) // trace_block_size + 1 or (values[1] - 1) // block_size + 1 > names_max:
-            return None
-        array.resize(ids, count)
-    return (values[0] * 1_000_000, values[1], values[2], ids if count else None, None, None, 0.0, 0, None, None)
+    if row.n_ids:
+        ids = array.clone(_EMPTY, row.n_ids, False)
+        memcpy(ids.data.as_ulonglongs, row.ids, row.n_ids * sizeof(uint64_t))
+    return (row.time_ns, row.prompt_tokens, row.output_tokens, ids, None, None, 0.0, 0, None, None)
