@@ -21,11 +21,16 @@ from libc.stdlib cimport free, malloc, realloc
 cdef enum:
     PLACES_MIN = 16
     ROWS_MIN = 64
+    MATCH_AHEAD = 4         # names on their way from memory while one is looked for
     FRESH = -2              # prev of a block that was taken when it had never been used
 
 
 cdef extern from *:
-    void __builtin_prefetch(const void *address) noexcept nogil
+    """
+    /* The empty asm keeps gcc from leaving out functions that do nothing else. */
+    #define replay_prefetch(address) do { __builtin_prefetch(address); __asm__ volatile(""); } while (0)
+    """
+    void prefetch "replay_prefetch"(const void *address) noexcept nogil
 
 
 cdef inline uint32_t _hash(uint64_t name) noexcept nogil:
@@ -77,14 +82,18 @@ cdef int32_t cache_find(cache_t *cache, uint64_t name) noexcept nogil:
 
 cdef void cache_expect(cache_t *cache, uint64_t name) noexcept nogil:
     """This name will be looked for soon. In a large fleet the index is not in the processor's cache."""
-    __builtin_prefetch(&cache.index[_hash(name) & cache.mask])
+    prefetch(&cache.index[_hash(name) & cache.mask])
 
 
 cdef int32_t cache_match(cache_t *cache, uint64_t *names, int32_t n, int32_t *blocks, int32_t *idle) noexcept nogil:
     """Longest cached prefix of names, written to blocks. idle: how many of its blocks nobody holds."""
     cdef int32_t i, b
     idle[0] = 0
+    for i in range(min(n, <int32_t>MATCH_AHEAD)):
+        cache_expect(cache, names[i])
     for i in range(n):
+        if i + MATCH_AHEAD < n:
+            cache_expect(cache, names[i + MATCH_AHEAD])
         b = cache_find(cache, names[i])
         if b == NO_BLOCK:
             return i
@@ -146,12 +155,21 @@ cdef int32_t cache_take(cache_t *cache) except -2 nogil:
         cache.blocks[b].named = 0
     else:
         b = cache.head
+        _expect_next(cache, cache.blocks[b].next)
         if cache.blocks[b].named:
             _drop(cache, b)
         _unlink(cache, b)
     cache.blocks[b].refs = 1
     cache.free -= 1
     return b
+
+
+cdef inline void _expect_next(cache_t *cache, int32_t b) noexcept nogil:
+    """The first free blocks are taken one after another: the next one's name and the row behind it are on their way."""
+    if b != NO_BLOCK:
+        cache_expect(cache, cache.blocks[b].name)
+        if cache.blocks[b].next != NO_BLOCK:
+            prefetch(&cache.blocks[cache.blocks[b].next])
 
 
 cdef int _grow(cache_t *cache) except -1 nogil:
@@ -196,6 +214,11 @@ cdef int cache_untake(cache_t *cache, int32_t b) except -1 nogil:
         cache.n_dropped -= 1
         _insert(cache, b, cache.dropped[cache.n_dropped].name)
     return 0
+
+
+cdef void cache_expect_block(cache_t *cache, int32_t b) noexcept nogil:
+    """This block will be looked at soon."""
+    prefetch(&cache.blocks[b])
 
 
 cdef void cache_release(cache_t *cache, int32_t b) noexcept nogil:
