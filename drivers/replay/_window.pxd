@@ -35,7 +35,8 @@ cdef class Window:
     cdef str file
     cdef int64_t file_index
     cdef readonly bint absolute
-    cdef object ahead, parse, resolved
+    cdef public object parse
+    cdef object ahead, resolved
     cdef object items               # an iterator of what is no line; None: lines are read
     cdef LineReader reader
     cdef Tally tally
@@ -64,7 +65,8 @@ cdef class Window:
 
 @cython.final
 cdef class Feed:
-    cdef list windows, close
+    cdef readonly list windows
+    cdef list close
     cdef Py_ssize_t n               # windows
     cdef entry_t *heads             # of each window: its next row, where `has`
     cdef bint *has
