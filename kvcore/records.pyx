@@ -120,9 +120,9 @@ cdef tuple FAULTS = (
 
 
 cdef int check(const batch_t* batch, ns_t last_ns, int64_t block_size) except -1:
-    """What `accept` checks of events, of all rows: raises InvalidEvent. The interpreter lock is released meanwhile, where
+    """What `accept` checks of events, of all rows: raises InvalidEvent.
 
-    there are many.
+    Where there are many, the interpreter lock is released meanwhile.
     """
     cdef int64_t i
     cdef fault_t fault = FAULT_NONE

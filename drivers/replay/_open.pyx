@@ -2,9 +2,10 @@
 cimport cython
 from libc.stdint cimport int64_t
 
-from kvcore.drivers.replay.arrivals import NEVER_NS as NEVER, OpenLoop, unfit_row
+from kvcore.drivers.replay.arrivals import OpenLoop, unfit_row
 
-cdef int64_t NEVER_NS = NEVER
+cdef enum:
+    NEVER_NS = 0x4000000000000000   # arrivals.NEVER_NS
 
 
 @cython.auto_pickle(False)

@@ -1,6 +1,6 @@
 # A row of a trace on its way through a replay: TraceRow with its names as C numbers.
 cimport cython
-from libc.stdint cimport int32_t, int64_t, uint64_t
+from libc.stdint cimport int64_t, uint64_t
 
 from kvcore.drivers.replay.rows cimport TraceRow
 

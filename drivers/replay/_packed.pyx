@@ -4,7 +4,7 @@ Fields mean what they mean on a TraceRow (rows.py), which stays what readers and
 """
 cimport cython
 from cpython.long cimport PyLong_AsUnsignedLongLong, PyLong_CheckExact
-from libc.stdint cimport int32_t, int64_t, uint64_t
+from libc.stdint cimport int64_t, uint64_t
 from libc.stdlib cimport free, malloc
 
 from kvcore.drivers.replay.rows cimport TraceRow
@@ -31,7 +31,6 @@ cdef class PackedRow:
 cdef PackedRow packed(TraceRow row):
     """A TraceRow packed; None: a name is no integer of 0..2^64-1, or its strict_priority not one of 0..2^32-1."""
     cdef PackedRow found = PackedRow.__new__(PackedRow)
-    cdef int64_t i
     found.arrival_ns, found.prompt_tokens, found.output_tokens = row.arrival_ns, row.prompt_tokens, row.output_tokens
     found.strict_priority, found.file_index, found.row = row.strict_priority, row.file_index, row.row
     found.priority, found.session_id, found.policy_class = row.priority, row.session_id, row.policy_class

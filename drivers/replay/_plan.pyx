@@ -18,8 +18,8 @@ Knows no Python object, no other worker and no clock.
 from libc.stdint cimport int32_t, int64_t
 
 from kvcore.drivers.replay._blockcache cimport (
-    NO_BLOCK, cache_expect_block, cache_find, cache_hold, cache_match, cache_release, cache_take, cache_unhold, cache_unrelease,
-    cache_untake,
+    NO_BLOCK, cache_expect_block, cache_find, cache_hold, cache_match, cache_release, cache_take, cache_unhold,
+    cache_unrelease, cache_untake,
 )
 from kvcore.drivers.replay._sequences cimport (
     NO_SEQ, RUNNING, WAITING, due_at, heap_add, heap_remove, list_append, list_prepend, list_remove, list_restore, room,

@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterable, Sequence
 from decimal import Decimal
 from fractions import Fraction
 from functools import partial
+from typing import Any
 
 from kvcore.actions import AnyAction
 from kvcore.config import SchedulerConfig
@@ -94,6 +95,7 @@ def simulate(
     core, profile, ratio = Scheduler(config), config.effective_profile(), _ratio(speedup)
     unseen = tap is None and takes_rows(core)
     source: FittingRows | OpenRows
+    arrivals: OpenRows | OpenLoop | ClosedLoop | SessionLoop
     if unseen and isinstance(rows, TraceStream) and concurrency is None and not closed_loop:
         arrivals = source = OpenRows(rows.feed(), spec.kv_tokens, paths, skip_unfit, ratio)
     else:
@@ -101,9 +103,9 @@ def simulate(
         arrivals = _arrivals(source, ratio, concurrency, closed_loop)
     draw = None if classes is None else partial(classes.draw, seed)
     sessions = SessionNames()
-    shared = {"draw": draw, "sessions": sessions, "tell_output": tell_output, "classes": len(profile.classes)}
-    parts = (core, Fleet(workers, spec, config.block_size), RequestTable(), arrivals)
-    loop = RowLoop(*parts, **shared, names=_names(profile)) if unseen else Loop(*parts, **shared, tap=tap)
+    parts: Any = (core, Fleet(workers, spec, config.block_size), RequestTable(), arrivals)
+    told: Any = {"draw": draw, "sessions": sessions, "tell_output": tell_output, "classes": len(profile.classes)}
+    loop = RowLoop(*parts, **told, names=_names(profile)) if unseen else Loop(*parts, **told, tap=tap)
     _add_workers(loop, spec, workers)
     loop.run(progress)
     abandoned = arrivals.abandoned if isinstance(arrivals, SessionLoop) else None
