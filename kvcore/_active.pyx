@@ -51,10 +51,17 @@ cdef class ActiveBlocks:
 
     cdef void expect(self, const uint64_t* path, int32_t length, slot_t rank) noexcept nogil:
         """These pairs will be looked for: have what they stand in on its way from memory."""
-        cdef int32_t i
-        for i in range(min(length, <int32_t>EXPECTED_MAX)):
-            prefetch(&self._table[key_of(path[i], rank) & self._mask])
+        cdef int64_t at[EXPECTED_MAX]
+        cdef int32_t count = min(length, <int32_t>EXPECTED_MAX)
+        cdef int32_t i, row
+        for i in range(count):
+            at[i] = key_of(path[i], rank) & self._mask
+            prefetch(&self._table[at[i]])
             prefetch(&self.index._table.rows[table_home(&self.index._table, path[i])])
+        for i in range(count):
+            row = self._table[at[i]].row
+            if row != NO_SLOT:
+                prefetch(&self.rows[row])
 
     cdef int32_t find(self, uint64_t hash, slot_t rank) noexcept nogil:
         """The row of this pair, or NO_SLOT."""

@@ -22,6 +22,7 @@ cdef enum:
     PLACES_MIN = 16
     ROWS_MIN = 64
     MATCH_AHEAD = 4         # names on their way from memory while one is looked for
+    TAKES_AHEAD = 32        # more at a time are not on their way together
     FRESH = -2              # prev of a block that was taken when it had never been used
 
 
@@ -155,7 +156,6 @@ cdef int32_t cache_take(cache_t *cache) except -2 nogil:
         cache.blocks[b].named = 0
     else:
         b = cache.head
-        _expect_next(cache, cache.blocks[b].next)
         if cache.blocks[b].named:
             _drop(cache, b)
         _unlink(cache, b)
@@ -164,12 +164,16 @@ cdef int32_t cache_take(cache_t *cache) except -2 nogil:
     return b
 
 
-cdef inline void _expect_next(cache_t *cache, int32_t b) noexcept nogil:
-    """The first free blocks are taken one after another: the next one's name and the row behind it are on their way."""
-    if b != NO_BLOCK:
+cdef void cache_expect_takes(cache_t *cache, int32_t n) noexcept nogil:
+    """So many blocks will be taken soon: their names are on their way, which they lose."""
+    cdef int32_t i, b = cache.head
+    if cache.fresh < cache.total:
+        return
+    for i in range(min(n, <int32_t>TAKES_AHEAD)):
+        if b == NO_BLOCK:
+            return
         cache_expect(cache, cache.blocks[b].name)
-        if cache.blocks[b].next != NO_BLOCK:
-            prefetch(&cache.blocks[cache.blocks[b].next])
+        b = cache.blocks[b].next
 
 
 cdef int _grow(cache_t *cache) except -1 nogil:
