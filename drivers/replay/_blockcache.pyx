@@ -166,14 +166,14 @@ cdef int32_t cache_take(cache_t *cache) except -2 nogil:
 
 cdef void cache_expect_takes(cache_t *cache, int32_t n) noexcept nogil:
     """So many blocks will be taken soon: their names are on their way, which they lose."""
-    cdef int32_t i, b = cache.head
+    cdef int32_t b = cache.head
     if cache.fresh < cache.total:
         return
-    for i in range(min(n, <int32_t>TAKES_AHEAD)):
-        if b == NO_BLOCK:
-            return
+    n = min(n, <int32_t>TAKES_AHEAD)
+    while n > 0 and b != NO_BLOCK:
         cache_expect(cache, cache.blocks[b].name)
         b = cache.blocks[b].next
+        n -= 1
 
 
 cdef int _grow(cache_t *cache) except -1 nogil:

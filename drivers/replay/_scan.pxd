@@ -1,5 +1,11 @@
-# The fast way through the plainest Mooncake rows, for C.
+# The fast way through the plainest rows, for C.
 from libc.stdint cimport int64_t, uint64_t
+
+cdef enum plain_kind_t:
+    NOT_PLAIN                   # every line goes to the parser
+    PLAIN_JSON                  # of Mooncake
+    PLAIN_WALL                  # CSV of a date and time, prompt_tokens, output_tokens
+    PLAIN_SECONDS               # CSV of seconds, prompt_tokens, output_tokens
 
 cdef struct shape_t:
     int64_t trace_block_size    # a multiple of block_size
@@ -19,5 +25,6 @@ cdef inline int64_t ids_max(Py_ssize_t size) noexcept nogil:
     return size // 2 + 1
 
 
-# Whether these bytes, behind which stands a zero byte or a newline, are a plain row; its facts.
-cdef bint scan_row(const char *at, Py_ssize_t size, const shape_t *shape, plain_t *row) noexcept nogil
+# Whether these bytes, behind which stands a zero byte or a newline, are a plain row of this kind; its facts.
+cdef bint scan_row(
+    plain_kind_t kind, const char *at, Py_ssize_t size, const shape_t *shape, plain_t *row) noexcept nogil

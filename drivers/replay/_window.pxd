@@ -4,7 +4,7 @@ from libc.stdint cimport int64_t, uint64_t
 
 from kvcore.drivers.replay._lines cimport LineReader
 from kvcore.drivers.replay._packed cimport PackedRow
-from kvcore.drivers.replay._scan cimport shape_t
+from kvcore.drivers.replay._scan cimport plain_kind_t, shape_t
 
 cdef struct entry_t:            # a row that waits for its turn
     int64_t time_ns             # in the file's own clock
@@ -41,7 +41,7 @@ cdef class Window:
     cdef LineReader reader
     cdef Tally tally
     cdef shape_t shape
-    cdef bint plain                 # rows may be plain ones of Mooncake
+    cdef plain_kind_t plain         # what its plain rows are
     cdef uint64_t salt
     cdef uint64_t *ids              # room for those of a plain row
     cdef int64_t ids_room

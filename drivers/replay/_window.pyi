@@ -22,7 +22,7 @@ class Window:
     parse: Callable[[Any], RowFacts]
     def __new__(
         cls, lines: Lines, items: Iterable[tuple[int | None, Any]] | None, parse: Callable[[Any], RowFacts],
-        resolved: Callable[[int, RowFacts], RowFacts], tally: Tally, *, file_index: int, absolute: bool, plain: bool,
+        resolved: Callable[[int, RowFacts], RowFacts], tally: Tally, *, file_index: int, absolute: bool, plain: int,
         salt: int, trace_block_size: int, block_size: int, names_max: int, rows_max: int,
     ) -> Self: ...
     @property

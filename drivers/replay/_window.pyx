@@ -1,8 +1,8 @@
 """Rows of traces in order, compiled: what traces.py promises of the reorder window and of several files.
 
 A row that waits is a struct of 56 bytes and the ids of its blocks, named only when it is given out. Plain rows of the
-Mooncake format are scanned where they stand in the line (_scan); every other line goes to the parser of its format, so
-that whatever is odd means what it means there. All that is counted and refused happens row by row, in file order.
+commonest formats are scanned where they stand in the line (_scan); every other line goes to the parser of its format,
+so that whatever is odd means what it means there. All that is counted and refused happens row by row, in file order.
 
 What it must never do: know a format, or what a row is for.
 """
@@ -13,7 +13,7 @@ from libc.stdint cimport int64_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memcpy
 
-from kvcore.drivers.replay._scan cimport ids_max, plain_t, scan_row
+from kvcore.drivers.replay._scan cimport NOT_PLAIN, ids_max, plain_kind_t, plain_t, scan_row
 from kvcore.hashing cimport xxh3_16
 
 from kvcore.errors import InvalidTrace
@@ -89,18 +89,19 @@ cdef class Window:
     """The usable rows of one file by (time, row), the last rows_max rows held back.
 
     lines: a Lines. items: (line, RowFacts) instead of its lines; None: they are read. parse: what makes RowFacts of a
-    line or item. resolved: NamedRows.resolved. plain: whether it is a Mooncake file. salt: what the names of its blocks
+    line or item. resolved: NamedRows.resolved. plain: a plain_kind_t. salt: what the names of its blocks
     begin with. trace_block_size, block_size: tokens of its own blocks and of those wanted. names_max: of a plain row.
     """
 
     def __cinit__(self, lines, items, parse, resolved, Tally tally not None, *, int64_t file_index, bint absolute,
-                  bint plain, uint64_t salt, int64_t trace_block_size, int64_t block_size, int64_t names_max,
+                  int plain, uint64_t salt, int64_t trace_block_size, int64_t block_size, int64_t names_max,
                   int64_t rows_max):
         self.file = lines.file
         self.items = None if items is None else iter(items)
         self.ahead, self.reader = lines.rest()
         self.parse, self.resolved, self.tally = parse, resolved, tally
-        self.file_index, self.absolute, self.plain, self.salt = file_index, absolute, plain, salt
+        self.file_index, self.absolute, self.salt = file_index, absolute, salt
+        self.plain = <plain_kind_t>plain
         self.shape = shape_t(trace_block_size, block_size, names_max)
         self.rows_max = rows_max
         self.latest_ns = self.given_ns = -1
@@ -154,7 +155,7 @@ cdef class Window:
             return self._look(line, content, &entry) or True
         if not self.reader.next_line():
             return False
-        if not self.plain or self.reader.reason is not None or not self._scan(&entry):
+        if self.plain == NOT_PLAIN or self.reader.reason is not None or not self._scan(&entry):
             return self._look(self.reader.address(), self.reader.content(), &entry) or True
         self.row += 1
         self.tally.read += 1
@@ -178,7 +179,7 @@ cdef class Window:
                 raise MemoryError
             self.ids_room = 2 * room
         row.ids = self.ids
-        if not scan_row(self.reader.at, self.reader.size, &self.shape, &row):
+        if not scan_row(self.plain, self.reader.at, self.reader.size, &self.shape, &row):
             return False
         entry.time_ns, entry.prompt_tokens, entry.output_tokens = row.time_ns, row.prompt_tokens, row.output_tokens
         entry.n_ids = row.n_ids

@@ -69,7 +69,7 @@ from kvcore.errors import InvalidTrace
 
 from ._window import Feed, Tally, Window
 from .agentic import Opened
-from .formats import ABSOLUTE, BLOCK_SIZES, FORMATS, READ_WHOLE, detect, is_document, read_whole, row_parser
+from .formats import ABSOLUTE, BLOCK_SIZES, FORMATS, READ_WHOLE, detect, is_document, plain_kind, read_whole, row_parser
 from .lines import Lines
 from .links import NamedRows
 from .mooncake import NAMES_MAX, salt_of
@@ -231,7 +231,7 @@ def open_traces(
             parse = _row_itself if whole else _parser(lines, name, first, size, block_size)
             windows.append(Window(
                 lines, found.items if whole else None, parse, NamedRows().resolved, tally, file_index=index,
-                absolute=name in ABSOLUTE, plain=name == "mooncake", salt=salt_of(index), trace_block_size=size,
+                absolute=name in ABSOLUTE, plain=plain_kind(name, first), salt=salt_of(index), trace_block_size=size,
                 block_size=block_size, names_max=NAMES_MAX, rows_max=REORDER_ROWS))
     except BaseException:
         for lines in opened:
