@@ -36,7 +36,8 @@ MODULES = {
     "kvcore.drivers.replay": (
         "drivers/replay",
         ["rows.py", "_blockcache.pyx", "_sequences.pyx", "_plan.pyx", "_worker.pyx", "_engine.pyx", "_table.pyx",
-         "_scan.pyx", "_loop.pyx"],
+         "_scan.pyx", "_loop.pyx", "_lines.pyx", "_packed.pyx", "_window.pyx", "_open.pyx", "_tell.pyx",
+         "_rowloop.pyx"],
     ),
 }
 

@@ -33,6 +33,7 @@ cdef class ActiveBlocks:
     cdef int reserve(self, slot_t ranks) except -1
     cdef void name_rank(self, slot_t rank, uint64_t tag) noexcept
     cdef int64_t entry(self, uint64_t hash, slot_t rank) noexcept nogil
+    cdef void expect(self, const uint64_t* path, int32_t length, slot_t rank) noexcept nogil
     cdef int32_t find(self, uint64_t hash, slot_t rank) noexcept nogil
     cdef pair_t* pair_at(self, int64_t at) noexcept nogil
     cdef int32_t acquire(self, uint64_t hash, slot_t rank) noexcept nogil

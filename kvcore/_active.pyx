@@ -15,11 +15,13 @@ table as it empties, the rows when there are none.
 """
 from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memset
+from kvcore._blocks cimport prefetch, table_home
 from kvcore._types cimport FRACTION_ONE, NO_SLOT, grown, mix64
 
 cdef enum:
     TABLE_MIN = 64
     ROWS_MIN = 64
+    EXPECTED_MAX = 32          # more at a time are not on their way together
 
 
 cdef inline uint64_t key_of(uint64_t hash, slot_t rank) noexcept nogil:
@@ -29,6 +31,7 @@ cdef inline uint64_t key_of(uint64_t hash, slot_t rank) noexcept nogil:
 cdef class ActiveBlocks:
     def __cinit__(self):
         self.index = PrefixIndex()
+        self.index.unlogged = True             # a rank's pairs end with its bookings
         self._free = NO_SLOT
         self._mask = -1
         if not self._rehash(TABLE_MIN):
@@ -45,6 +48,20 @@ cdef class ActiveBlocks:
     cdef void name_rank(self, slot_t rank, uint64_t tag) noexcept:
         """Give a rank, which holds nothing, its layout-free name."""
         self.index.name_rank(rank, tag)
+
+    cdef void expect(self, const uint64_t* path, int32_t length, slot_t rank) noexcept nogil:
+        """These pairs will be looked for: have what they stand in on its way from memory."""
+        cdef int64_t at[EXPECTED_MAX]
+        cdef int32_t count = min(length, <int32_t>EXPECTED_MAX)
+        cdef int32_t i, row
+        for i in range(count):
+            at[i] = key_of(path[i], rank) & self._mask
+            prefetch(&self._table[at[i]])
+            prefetch(&self.index._table.rows[table_home(&self.index._table, path[i])])
+        for i in range(count):
+            row = self._table[at[i]].row
+            if row != NO_SLOT:
+                prefetch(&self.rows[row])
 
     cdef int32_t find(self, uint64_t hash, slot_t rank) noexcept nogil:
         """The row of this pair, or NO_SLOT."""

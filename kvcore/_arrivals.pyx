@@ -107,7 +107,7 @@ cdef class Arrivals:
         self._inspector.arrived += 1
         if plain.class_name >= 0:
             self._inspector.unknown_names += not self._backlog.classes.numbered[plain.class_name].known
-        if self._backlog.pass_by(slot):
+        if self.alone and self._backlog.pass_by(slot):
             self._dispatcher.place(slot, out)
         else:
             self._backlog.store(slot)

@@ -9,7 +9,7 @@ from kvcore._outbox cimport Outbox
 from kvcore._policies cimport Policies
 from kvcore._requests cimport RequestTable
 from kvcore._settle cimport Settler
-from kvcore._types cimport int32_t, int64_t, slot_t
+from kvcore._types cimport int32_t, int64_t, slot_t, uint64_t
 from kvcore.records cimport batch_t, event_record_t
 
 # Applies row i of the batch the long way, as an event object; -1: checks the invariants of a debug build.
@@ -33,6 +33,9 @@ cdef class Batch:
 
     cdef int begin(self, object events, object hashes, object names) except -1
     cdef int play(self, list out, aside_t aside, void* owner) except -1 nogil
+    cdef int learn(self, tuple names) except -1
+    cdef void take(self, const event_record_t* events, int64_t count, const uint64_t* hashes, int64_t size) noexcept
+    cdef int apply_all(self, list out, aside_t aside, void* owner) except -1 nogil
     cdef int end(self) except -1
 
     cdef bint _apply(self, const event_record_t* record, list out) except -1 nogil

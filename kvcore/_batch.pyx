@@ -40,8 +40,6 @@ cdef class Batch:
         """Look at the arguments of step_array. Raises TypeError or ValueError for what they cannot be."""
         cdef const char[::1] rows
         cdef const uint64_t[::1] blocks
-        cdef int32_t* numbers
-        cdef int32_t i
         if not isinstance(events, numpy.ndarray) or events.dtype != EVENT_DTYPE or events.ndim != 1:
             raise TypeError("records must be a one-dimensional numpy array of EVENT_DTYPE")
         hashes = numpy.ascontiguousarray(() if hashes is None else hashes, numpy.uint64)
@@ -54,31 +52,40 @@ cdef class Batch:
             name.encode()                      # UnicodeEncodeError is a ValueError
         events = numpy.ascontiguousarray(events)
         self._kept = (events, hashes)
-        self.names = names
-        self.given.count = len(events)
-        self.given.hash_count = len(hashes)
-        self.given.names = <int32_t>len(names)
-        self.given.events = NULL
-        self.given.hashes = NULL
+        self.take(NULL, len(events), NULL, len(hashes))
         if len(events):
             rows = events.view(numpy.int8)
             self.given.events = <const event_record_t*>&rows[0]
         if len(hashes):
             blocks = hashes
             self.given.hashes = &blocks[0]
+        return self.learn(names)
+
+    cdef int learn(self, tuple names) except -1:
+        """The names of policy classes that rows count from 1, from now on."""
+        cdef int32_t* numbers
+        cdef int32_t i
         resize(<void**>&self.given.name_numbers, max(1, len(names)) * sizeof(int32_t))
         numbers = <int32_t*>self.given.name_numbers
         for i in range(<int32_t>len(names)):
             numbers[i] = self._requests.name_number(names[i])
+        self.names = names
+        self.given.names = <int32_t>len(names)
         self._backlog.classes.learn(self._requests.names)
         return 0
+
+    cdef void take(self, const event_record_t* events, int64_t count, const uint64_t* hashes, int64_t size) noexcept:
+        """The rows of the present call."""
+        self.given.events = events
+        self.given.count = count
+        self.given.hashes = hashes
+        self.given.hash_count = size
 
     cdef int end(self) except -1:
         self._kept = None
         self.names = ()
-        self.given.events = NULL
-        self.given.hashes = NULL
-        self.given.count = 0
+        self.given.names = 0
+        self.take(NULL, 0, NULL, 0)
         return 0
 
     cdef int play(self, list out, aside_t aside, void* owner) except -1 nogil:
@@ -93,6 +100,16 @@ cdef class Batch:
             self._backlog.park(self._outbox)
             if DEBUG_CHECKS:
                 aside(owner, -1)
+        return 0
+
+    cdef int apply_all(self, list out, aside_t aside, void* owner) except -1 nogil:
+        """Apply all rows of one batch, of which nothing is decided before the last."""
+        cdef int64_t i
+        self._arrivals.alone = self.given.count == 1
+        for i in range(self.given.count):
+            self._outbox.event = i
+            if not self._apply(&self.given.events[i], out):
+                aside(owner, i)
         return 0
 
     cdef bint _apply(self, const event_record_t* record, list out) except -1 nogil:

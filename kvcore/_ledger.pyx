@@ -244,6 +244,7 @@ cdef class Ledger:
         cdef int32_t fresh = 0
         cdef int32_t i = 0
         cdef int32_t row
+        self.active.expect(path, length, rank)
         while i < length:
             row = self.active.acquire(path[i], rank)
             if row == NO_SLOT:
@@ -314,6 +315,7 @@ cdef class Ledger:
         cdef bint relieved = booking.prefilling and booking.prefill > 0
         cdef int32_t i, weight
         cdef int64_t at
+        self.active.expect(booking.path, booking.length, rank)
         for i in range(booking.length - 1, -1, -1):
             at = self.active.entry(booking.path[i], rank)
             weight = weight_of(self.bookings, self.active.pair_at(at))

@@ -22,6 +22,8 @@ cdef class Outbox:
 
     cdef void begin(self) noexcept
     cdef int begin_records(self, int64_t expected) except -1
+    cdef int begin_rows(self) except -1
+    cdef int64_t rows(self, const action_record_t** first) except -1
     cdef int _grow(self, int64_t room) except -1
     cdef tuple taken(self)
     cdef int dispatch(self, slot_t slot, slot_t rank, const choice_t* choice, ns_t wait_ns) except -1 nogil

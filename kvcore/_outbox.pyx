@@ -68,6 +68,18 @@ cdef class Outbox:
         self._table = None
         return self._grow(max(<int64_t>64, expected))
 
+    cdef int begin_rows(self) except -1:
+        """A step begins whose actions are wanted as rows, until the next one: in the memory of the last one."""
+        self.recording = True
+        self.size = 0
+        return self._grow(64) if self._table is None else 0
+
+    cdef int64_t rows(self, const action_record_t** first) except -1:
+        """How many rows there are, and where."""
+        self.settle()
+        first[0] = self._records
+        return self.size
+
     cdef int _grow(self, int64_t room) except -1:
         """Rows in an array of so many."""
         cdef char[::1] view

@@ -31,6 +31,7 @@ cdef class PredictedBlocks:
         """ttl_ns: a pair is gone this long after its last use."""
         self.ttl_ns = ttl_ns
         self.index = PrefixIndex()
+        self.index.unlogged = True             # a rank's pairs stand in its chain
         self._free = NO_SLOT
         self._oldest = NO_SLOT
         self._newest = NO_SLOT

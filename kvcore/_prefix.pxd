@@ -16,6 +16,7 @@ cdef struct holding_t:
 cdef class PrefixIndex:
     cdef table_t _table            # blocks by hash
     cdef holding_t* _holdings      # by rank
+    cdef bint unlogged             # nobody asks what a rank holds: no logs are kept
     cdef slot_t _ranks             # ranks that there may be
     cdef slot_t _capacity          # ranks that arrays by rank have room for
     cdef int32_t _words            # of a bitset of all ranks

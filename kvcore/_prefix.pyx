@@ -8,7 +8,8 @@ Never here: what a worker or a request is, how often a pair is referred to (_act
 
 Invariants: a row of the table is in use iff a rank holds its block; a rank that holds a block has it in its log;
 `pairs` = sum of set sizes = sum of `held`; `mixed` = sum over pairs of mix64(mix64(hash) + tag of the rank); a log is
-never longer than 2 * held + LOG_SLACK; _alive is empty between calls.
+never longer than 2 * held + LOG_SLACK; _alive is empty between calls. Where `unlogged`, which is set while it is empty,
+there are no logs, and purge and held_by are for nobody.
 
 Why logs: a rank that leaves must find its blocks. Links through all pairs of a rank cost 16 bytes and two scattered
 writes per change; a log costs 8 to 16 bytes, an addition appends, and a removal does nothing until more than half of
@@ -182,7 +183,7 @@ cdef class PrefixIndex:
         cdef int32_t room
         if set_has(&row.holders, rank):
             return 0
-        if holding.length == holding.room:
+        if holding.length == holding.room and not self.unlogged:
             room = holding.room + holding.room // 2 + 4
             if not grown(<void**>&holding.log, room * sizeof(uint64_t)):
                 return -1
@@ -196,8 +197,9 @@ cdef class PrefixIndex:
         self.blocks += row.holders.size == 0
         row.hash = hash
         set_add(&row.holders, rank)
-        holding.log[holding.length] = hash
-        holding.length += 1
+        if not self.unlogged:
+            holding.log[holding.length] = hash
+            holding.length += 1
         holding.held += 1
         self.pairs += 1
         self._changes += 1

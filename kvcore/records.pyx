@@ -102,6 +102,10 @@ cdef enum fault_t:
     FAULT_TIER
 
 
+cdef enum:
+    MANY = 256                 # rows whose check takes longer than giving the interpreter lock away
+
+
 cdef tuple FAULTS = (
     "", "kind must be an EventKind, not {kind}", "now_ns must be 0..2^62-1, not {now_ns}",
     "time went back: now_ns {now_ns} after {last_ns}", "request must be 0..10^18-1, not {request}",
@@ -116,18 +120,33 @@ cdef tuple FAULTS = (
 
 
 cdef int check(const batch_t* batch, ns_t last_ns, int64_t block_size) except -1:
-    """What `accept` checks of events, of all rows: raises InvalidEvent. The interpreter lock is released meanwhile."""
-    cdef int64_t i = 0
+    """What `accept` checks of events, of all rows: raises InvalidEvent.
+
+    Where there are many, the interpreter lock is released meanwhile.
+    """
+    cdef int64_t i
     cdef fault_t fault = FAULT_NONE
-    with nogil:
-        while i < batch.count and fault == FAULT_NONE:
-            fault = _fault(batch, i, last_ns if i == 0 else batch.events[i - 1].now_ns, block_size)
-            i += fault == FAULT_NONE
+    if batch.count < MANY:
+        i = _first_fault(batch, last_ns, block_size, &fault)
+    else:
+        with nogil:
+            i = _first_fault(batch, last_ns, block_size, &fault)
     if fault == FAULT_NONE:
         return 0
     told = dict(batch.events[i], names=batch.names, hash_count=batch.hash_count,
                 last_ns=last_ns if i == 0 else batch.events[i - 1].now_ns)
     raise InvalidEvent(i, FAULTS[<int>fault].format(**told))
+
+
+cdef int64_t _first_fault(const batch_t* batch, ns_t last_ns, int64_t block_size, fault_t* fault) noexcept nogil:
+    """The first row with a fault, and which; without one all are counted."""
+    cdef int64_t i
+    for i in range(batch.count):
+        fault[0] = _fault(batch, i, last_ns, block_size)
+        if fault[0] != FAULT_NONE:
+            return i
+        last_ns = batch.events[i].now_ns
+    return batch.count
 
 
 cdef fault_t _fault(const batch_t* batch, int64_t i, ns_t last_ns, int64_t block_size) noexcept nogil:

@@ -21,10 +21,11 @@ from kvcore._requests cimport RequestTable
 from kvcore._restore cimport SnapshotReader
 from kvcore._settle cimport Settler
 from kvcore._tables cimport Tables
-from kvcore._types cimport int64_t, ns_t
+from kvcore._types cimport int64_t, ns_t, uint64_t
 from kvcore.events cimport (
     AdmissionReleased, ContextAdvanced, DispatchAccepted, DispatchFailed, Event, OutputBlockAdded, OverlapRefreshed,
     PolicyReplaced, PrefillCompleted, RequestCancelled, RequestFinished)
+from kvcore.records cimport action_record_t, event_record_t
 from kvcore.request cimport Request
 
 
@@ -59,7 +60,16 @@ cdef class Scheduler:
     cdef bint sealed                       # an array is being stepped, perhaps without the interpreter lock
     cdef bint poisoned
 
+    # For C. play: `step`. play_rows: `step_many` of rows, of which there is at least one; returns how many actions
+    # follow, which stand where `actions` then points until the next step. Rows count names of classes from 1, as they
+    # were last given to learn_names; step_array forgets them. due_ns: next_deadline_ns; NEVER_NS: none.
     cdef tuple play(self, object event)
+    cdef int64_t play_rows(
+        self, const event_record_t* events, int64_t count, const uint64_t* hashes, int64_t hash_count,
+        const action_record_t** actions) except -1
+    cdef int learn_names(self, tuple names) except -1
+    cdef ns_t due_ns(self) except -1
+    cdef bint takes_rows(self) except -1
 
     cdef list _begin(self, list built)
     cdef int _end(self, list out) except -1

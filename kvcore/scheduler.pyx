@@ -174,12 +174,38 @@ cdef class Scheduler:
         finally:
             self.stepping = False
 
+    cdef int64_t play_rows(
+            self, const event_record_t* events, int64_t count, const uint64_t* hashes, int64_t hash_count,
+            const action_record_t** actions) except -1:
+        cdef list out
+        self._check_owner()
+        self.stepping = True
+        try:
+            self.batch.take(events, count, hashes, hash_count)
+            check(&self.batch.given, self.fleet.ledger.now_ns, self.block_size)
+            out = self._begin(None)
+            self.outbox.begin_rows()
+            self.batch.apply_all(out, _aside, <void*>self)
+            self._end(out)
+            return self.outbox.rows(actions)
+        finally:
+            self.stepping = False
+
+    cdef int learn_names(self, tuple names) except -1:
+        return self.batch.learn(names)
+
+    cdef bint takes_rows(self) except -1:
+        """Whether nothing of what is configured needs more than rows can say."""
+        return not self.policies.any and not self.fleet.exchange.speaks and self.requests.ids.all_numbers()
+
+    cdef ns_t due_ns(self) except -1:
+        self._check_reader()
+        return min(self.lifecycle.first_due_ns(), self.fleet.next_due_ns(self.backlog.queue.size > 0))
+
     @property
     def next_deadline_ns(self):
         """When the core next wants a step if nothing else happens: a time, or None. O(admission policies)."""
-        cdef ns_t due_ns
-        self._check_reader()
-        due_ns = min(self.lifecycle.first_due_ns(), self.fleet.next_due_ns(self.backlog.queue.size > 0))
+        cdef ns_t due_ns = self.due_ns()
         return None if due_ns >= NS_END else due_ns
 
     cdef list _begin(self, list built):

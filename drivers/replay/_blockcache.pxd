@@ -47,4 +47,6 @@ cdef void cache_release(cache_t *cache, int32_t b) noexcept nogil
 cdef void cache_unrelease(cache_t *cache, int32_t b) noexcept nogil
 cdef int cache_store(cache_t *cache, int32_t b, uint64_t name) except -1 nogil
 cdef void cache_expect(cache_t *cache, uint64_t name) noexcept nogil
+cdef void cache_expect_takes(cache_t *cache, int32_t n) noexcept nogil
+cdef void cache_expect_block(cache_t *cache, int32_t b) noexcept nogil
 cdef void cache_forget(cache_t *cache) noexcept nogil

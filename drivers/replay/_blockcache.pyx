@@ -21,11 +21,17 @@ from libc.stdlib cimport free, malloc, realloc
 cdef enum:
     PLACES_MIN = 16
     ROWS_MIN = 64
+    MATCH_AHEAD = 4         # names on their way from memory while one is looked for
+    TAKES_AHEAD = 32        # more at a time are not on their way together
     FRESH = -2              # prev of a block that was taken when it had never been used
 
 
 cdef extern from *:
-    void __builtin_prefetch(const void *address) noexcept nogil
+    """
+    /* The empty asm keeps gcc from leaving out functions that do nothing else. */
+    #define replay_prefetch(address) do { __builtin_prefetch(address); __asm__ volatile(""); } while (0)
+    """
+    void prefetch "replay_prefetch"(const void *address) noexcept nogil
 
 
 cdef inline uint32_t _hash(uint64_t name) noexcept nogil:
@@ -77,14 +83,18 @@ cdef int32_t cache_find(cache_t *cache, uint64_t name) noexcept nogil:
 
 cdef void cache_expect(cache_t *cache, uint64_t name) noexcept nogil:
     """This name will be looked for soon. In a large fleet the index is not in the processor's cache."""
-    __builtin_prefetch(&cache.index[_hash(name) & cache.mask])
+    prefetch(&cache.index[_hash(name) & cache.mask])
 
 
 cdef int32_t cache_match(cache_t *cache, uint64_t *names, int32_t n, int32_t *blocks, int32_t *idle) noexcept nogil:
     """Longest cached prefix of names, written to blocks. idle: how many of its blocks nobody holds."""
     cdef int32_t i, b
     idle[0] = 0
+    for i in range(min(n, <int32_t>MATCH_AHEAD)):
+        cache_expect(cache, names[i])
     for i in range(n):
+        if i + MATCH_AHEAD < n:
+            cache_expect(cache, names[i + MATCH_AHEAD])
         b = cache_find(cache, names[i])
         if b == NO_BLOCK:
             return i
@@ -154,6 +164,18 @@ cdef int32_t cache_take(cache_t *cache) except -2 nogil:
     return b
 
 
+cdef void cache_expect_takes(cache_t *cache, int32_t n) noexcept nogil:
+    """So many blocks will be taken soon: their names are on their way, which they lose."""
+    cdef int32_t b = cache.head
+    if cache.fresh < cache.total:
+        return
+    n = min(n, <int32_t>TAKES_AHEAD)
+    while n > 0 and b != NO_BLOCK:
+        cache_expect(cache, cache.blocks[b].name)
+        b = cache.blocks[b].next
+        n -= 1
+
+
 cdef int _grow(cache_t *cache) except -1 nogil:
     cdef int64_t rows = min(max(2 * <int64_t>cache.rows, ROWS_MIN), <int64_t>cache.total)
     cdef block_t *blocks = <block_t *>realloc(cache.blocks, rows * sizeof(block_t))
@@ -196,6 +218,11 @@ cdef int cache_untake(cache_t *cache, int32_t b) except -1 nogil:
         cache.n_dropped -= 1
         _insert(cache, b, cache.dropped[cache.n_dropped].name)
     return 0
+
+
+cdef void cache_expect_block(cache_t *cache, int32_t b) noexcept nogil:
+    """This block will be looked at soon."""
+    prefetch(&cache.blocks[b])
 
 
 cdef void cache_release(cache_t *cache, int32_t b) noexcept nogil:

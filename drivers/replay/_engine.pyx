@@ -42,7 +42,7 @@ from libc.stdint cimport int32_t, int64_t
 from libc.stdlib cimport calloc, free
 
 from kvcore.drivers.replay._blockcache cimport NO_BLOCK, cache_find, cache_t
-from kvcore.drivers.replay._plan cimport IDLE_NS, NS_PS, fact_t, model_t, plan_commit, start_ns, worker_t
+from kvcore.drivers.replay._plan cimport IDLE_NS, NS_PS, fact_t, plan_commit, start_ns, worker_t
 from kvcore.drivers.replay._sequences cimport NO_SEQ, room, seq_free, seq_new, seq_t
 from kvcore.drivers.replay._worker cimport (
     FINISHED, GREW, PREFILLED, REMOVED, STORED, worker_cancel, worker_close, worker_open, worker_pass, worker_submit,
@@ -57,20 +57,11 @@ cdef object COMPLETED = Outcome.COMPLETED
 cdef object DEVICE = Tier.DEVICE
 
 # Ranges that keep every product of _plan.boundary within 128 bits.
-_TOKENS_MAX = 1 << 32
+cdef int64_t TOKENS_MAX = <int64_t>1 << 32
 _WORKERS_MAX = 1 << 20
 _SEQS_MAX = 1 << 16
 _BASE_MAX_PS = 1 << 50
 _STEP_MAX_PS = 1 << 36
-
-#: Facts that are kept before they are made events, not counting those of the boundary that reaches it.
-cdef enum:
-    FACTS_MAX = 4096
-
-cdef struct end_t:              # a boundary that has been passed
-    int64_t at_ns
-    int32_t worker
-    int32_t last                # its facts end before this one
 
 _COUNTS = (
     "requests", "cancelled", "prompt_tokens", "cached_tokens", "output_tokens", "preemptions", "stored_blocks",
@@ -84,7 +75,6 @@ def _within(name, low, value, high):
     return value
 
 
-@cython.final
 @cython.auto_pickle(False)
 cdef class Fleet:
     """All workers of one kind. Memory: what is live, and the blocks used so far (24 bytes each, names 16 to 32 more).
@@ -93,26 +83,11 @@ cdef class Fleet:
     block_size: tokens of a block in this run; the spec's memory is divided anew.
     Raises: ValueError for a spec out of range.
     """
-    cdef model_t m
-    cdef worker_t *w
-    cdef int32_t n
-    cdef int32_t *order         # heap of workers by (next_ns, worker)
-    cdef int32_t *place         # of each worker in it
-    cdef end_t *ends            # boundaries passed whose facts are not events yet
-    cdef int32_t n_ends, end_rows
-    cdef bint passing           # in advance(), perhaps without the GIL
-    cdef int64_t now_ns         # latest time seen
-    cdef int64_t kv_blocks
-    cdef dict live              # request_id -> sequence
-    cdef list ids               # sequence -> request_id, or None
-    cdef list hashes            # sequence -> its block_hashes
-    cdef list done              # finished()
-
     def __cinit__(self, workers, spec, block_size):
         cdef int32_t i
-        _within("block_size", 1, block_size, _TOKENS_MAX)
+        _within("block_size", 1, block_size, TOKENS_MAX)
         spec = spec.scaled(block_size)
-        _within("kv_blocks * block_size", block_size, spec.kv_blocks * block_size, _TOKENS_MAX)
+        _within("kv_blocks * block_size", block_size, spec.kv_blocks * block_size, TOKENS_MAX)
         self.kv_blocks = _within("kv_blocks", 1, spec.kv_blocks, (1 << 31) - 1)
         self.m.base_ps = _within("base_ps", NS_PS, spec.base_ps, _BASE_MAX_PS)
         self.m.prefill_token_ps = _within("prefill_token_ps", 0, spec.prefill_token_ps, _STEP_MAX_PS)
@@ -120,7 +95,7 @@ cdef class Fleet:
         self.m.kv_token_ps = _within("kv_token_ps", 0, spec.kv_token_ps, _STEP_MAX_PS)
         self.m.max_num_seqs = _within("max_num_seqs", 1, spec.max_num_seqs, _SEQS_MAX)
         self.m.max_num_batched_tokens = _within(
-            "max_num_batched_tokens", spec.max_num_seqs, spec.max_num_batched_tokens, _TOKENS_MAX
+            "max_num_batched_tokens", spec.max_num_seqs, spec.max_num_batched_tokens, TOKENS_MAX
         )
         self.m.block_size = block_size
         self.m.table.free = NO_SEQ
@@ -164,34 +139,17 @@ cdef class Fleet:
             ever hold, more names than blocks, time out of order.
         Cost: O(log workers + names), without what the admission takes.
         """
-        cdef int64_t size = self.m.block_size, n_names = min(<int64_t>len(block_hashes), prompt_tokens // size)
-        cdef int64_t n_blocks = (prompt_tokens + output_tokens - 1) // size + 1
         cdef int32_t s, i
-        cdef seq_t *q
         self._check_owner()
-        _within("worker", 0, worker, self.n - 1)
-        _within("prompt_tokens", 1, prompt_tokens, _TOKENS_MAX)
-        _within("output_tokens", 1, output_tokens, _TOKENS_MAX)
-        if n_blocks > self.kv_blocks:
-            raise ValueError(f"{request_id}: {n_blocks} blocks of prompt and output never fit into {self.kv_blocks}")
-        if len(block_hashes) > (prompt_tokens - 1) // size + 1:
-            raise ValueError(f"{request_id}: {len(block_hashes)} block hashes for {prompt_tokens} prompt tokens")
         if request_id in self.live:
             raise ValueError(f"{request_id}: this request is already in the fleet")
-        self._check_time(now_ns)
-        s = seq_new(&self.m.table, <int32_t>n_names, n_blocks)
-        q = &self.m.table.seqs[s]
+        s = self.take(request_id, worker, attempt, prompt_tokens, output_tokens, len(block_hashes), now_ns)
         try:
-            for i in range(<int32_t>n_names):
-                q.names[i] = PyLong_AsUnsignedLongLong(block_hashes[i])
+            for i in range(self.m.table.seqs[s].n_names):
+                self.m.table.seqs[s].names[i] = PyLong_AsUnsignedLongLong(block_hashes[i])
         except (OverflowError, TypeError):
             seq_free(&self.m.table, s)
             raise
-        q.worker = <int32_t>worker
-        q.attempt = attempt
-        q.prompt = q.tokens = prompt_tokens
-        q.total = prompt_tokens + output_tokens
-        self.now_ns = now_ns
         self.live[request_id] = s
         if s == len(self.ids):
             self.ids.append(request_id)
@@ -199,26 +157,65 @@ cdef class Fleet:
         else:
             self.ids[s] = request_id
             self.hashes[s] = block_hashes
+        self.start(s, now_ns)
+
+    cdef int32_t take(
+        self, str name, int64_t worker, int64_t attempt, int64_t prompt_tokens, int64_t output_tokens, int64_t hashes,
+        int64_t now_ns,
+    ) except -1:
+        """A sequence for a request with so many block hashes, which are still to be filled in. name: for errors."""
+        cdef int64_t size = self.m.block_size
+        cdef int64_t n_blocks = (prompt_tokens + output_tokens - 1) // size + 1
+        cdef int32_t s
+        cdef seq_t *q
+        if not (0 <= worker < self.n and 0 < prompt_tokens <= TOKENS_MAX and 0 < output_tokens <= TOKENS_MAX):
+            _within("worker", 0, worker, self.n - 1)
+            _within("prompt_tokens", 1, prompt_tokens, TOKENS_MAX)
+            _within("output_tokens", 1, output_tokens, TOKENS_MAX)
+        if n_blocks > self.kv_blocks:
+            raise ValueError(f"{name}: {n_blocks} blocks of prompt and output never fit into {self.kv_blocks}")
+        if hashes > (prompt_tokens - 1) // size + 1:
+            raise ValueError(f"{name}: {hashes} block hashes for {prompt_tokens} prompt tokens")
+        self._check_time(now_ns)
+        s = seq_new(&self.m.table, <int32_t>min(hashes, prompt_tokens // size), n_blocks)
+        q = &self.m.table.seqs[s]
+        q.worker = <int32_t>worker
+        q.attempt = attempt
+        q.prompt = q.tokens = prompt_tokens
+        q.total = prompt_tokens + output_tokens
+        return s
+
+    cdef int start(self, int32_t s, int64_t now_ns) except -1:
+        """A sequence that has been taken and filled in reaches its worker."""
+        cdef int32_t worker = self.m.table.seqs[s].worker
+        self.now_ns = now_ns
         worker_submit(&self.m, &self.w[worker], s, now_ns)
-        self._reorder(<int32_t>worker)
+        self._reorder(worker)
+        return 0
+
+    cdef int stop(self, int32_t s, int64_t now_ns) except -1:
+        """Cancel a sequence."""
+        cdef int32_t worker = self.m.table.seqs[s].worker
+        self._check_time(now_ns)
+        self.now_ns = now_ns
+        worker_cancel(&self.m, &self.w[worker], s, now_ns)
+        self._reorder(worker)
+        return 0
 
     def cancel(self, str request_id not None, int64_t now_ns):
         """Stop a request, see the rules above. Returns False if it is not in the fleet.
 
         Raises: ValueError if time is out of order. Cost: what of the plan has to be made again.
         """
-        cdef int32_t s, worker
+        cdef int32_t s
         self._check_owner()
         self._check_time(now_ns)
         found = self.live.pop(request_id, None)
         if found is None:
             return False
-        self.now_ns = now_ns
         s = found
-        worker = self.m.table.seqs[s].worker
         self.ids[s] = self.hashes[s] = None
-        worker_cancel(&self.m, &self.w[worker], s, now_ns)
-        self._reorder(worker)
+        self.stop(s, now_ns)
         return True
 
     @property
@@ -378,7 +375,7 @@ cdef class Fleet:
                 events.append(self._stored(worker, now_ns, i, end.last))
         return 0
 
-    cdef BlocksRemoved _removed(self, int32_t worker, int64_t now_ns, fact_t *fact):
+    cdef object _removed(self, int32_t worker, int64_t now_ns, fact_t *fact):
         cdef BlocksRemoved event = BlocksRemoved.__new__(BlocksRemoved)
         cdef int32_t i
         event.now_ns, event.worker_id = now_ns, worker
@@ -386,7 +383,7 @@ cdef class Fleet:
         event.tier = DEVICE
         return event
 
-    cdef BlocksStored _stored(self, int32_t worker, int64_t now_ns, int32_t i, int32_t last):
+    cdef object _stored(self, int32_t worker, int64_t now_ns, int32_t i, int32_t last):
         """One event for all runs of stored blocks, from fact i on, before fact last."""
         cdef BlocksStored event = BlocksStored.__new__(BlocksStored)
         cdef tuple names = ()
@@ -418,5 +415,5 @@ cdef class Fleet:
         self.order[i] = worker
         self.place[worker] = i
 
-    cdef inline bint _before(self, int32_t a, int32_t b) noexcept nogil:
+    cdef bint _before(self, int32_t a, int32_t b) noexcept nogil:
         return self.w[a].next_ns < self.w[b].next_ns or (self.w[a].next_ns == self.w[b].next_ns and a < b)

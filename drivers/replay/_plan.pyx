@@ -18,13 +18,16 @@ Knows no Python object, no other worker and no clock.
 from libc.stdint cimport int32_t, int64_t
 
 from kvcore.drivers.replay._blockcache cimport (
-    NO_BLOCK, cache_find, cache_hold, cache_match, cache_release, cache_take, cache_unhold, cache_unrelease,
-    cache_untake,
+    NO_BLOCK, cache_expect_block, cache_expect_takes, cache_find, cache_hold, cache_match, cache_release, cache_take,
+    cache_unhold, cache_unrelease, cache_untake,
 )
 from kvcore.drivers.replay._sequences cimport (
     NO_SEQ, RUNNING, WAITING, due_at, heap_add, heap_remove, list_append, list_prepend, list_remove, list_restore, room,
     seq_free, seq_t, tokens_at,
 )
+
+cdef enum:
+    AHEAD = 8                   # blocks on their way from memory while one is freed
 
 cdef int64_t LENGTH_MAX = <int64_t>1 << 40
 cdef int64_t NS_END = <int64_t>1 << 62          # events carry times below this
@@ -65,6 +68,7 @@ cdef bint _place(model_t *m, worker_t *w, int32_t s) except -1 nogil:
     if need > w.cache.free:
         w.blocked, w.blocked_stores, w.blocked_need = s, w.cache.stores, need
         return 0
+    cache_expect_takes(&w.cache, n - hits)
     for i in range(hits):
         cache_hold(&w.cache, q.blocks[i])
     for i in range(hits, n):
@@ -213,6 +217,8 @@ cdef void frame_leave(model_t *m, worker_t *w, frame_t *f, int32_t s) noexcept n
     list_remove(&w.running, m.table.seqs, s)
     w.n_running -= 1
     for i in range(q.n_blocks - 1, -1, -1):
+        if i >= AHEAD:
+            cache_expect_block(&w.cache, q.blocks[i - AHEAD])
         cache_release(&w.cache, q.blocks[i])
 
 

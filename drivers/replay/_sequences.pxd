@@ -18,6 +18,7 @@ cdef struct seq_t:
     int32_t hits                # leading blocks found in the cache at its latest admission
     int32_t preemptions
     int64_t attempt
+    int64_t handle              # of the request, for whoever wants its facts as rows
     int64_t prompt              # tokens
     int64_t total               # prompt and all output
     int64_t tokens              # prompt and output so far, when it last entered the queue

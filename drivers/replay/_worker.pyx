@@ -20,6 +20,9 @@ from kvcore.drivers.replay._sequences cimport (
     tokens_at,
 )
 
+cdef enum:
+    AHEAD = 8                   # names on their way from memory while one is stored
+
 
 cdef int worker_open(worker_t *w, int32_t blocks) except -1:
     """An idle worker. w is all zero."""
@@ -115,15 +118,18 @@ cdef int _tell_removed(model_t *m, worker_t *w) except -1 nogil:
 
 cdef int _tell_stored(model_t *m, worker_t *w, frame_t *f) except -1 nogil:
     """Blocks that the frame's prefill has filled get their names."""
-    cdef int32_t b, last, s = f.head
+    cdef int32_t b, first, last, s = f.head
     cdef fact_t *run
     cdef seq_t *q
     while s != NO_SEQ:
         q = &m.table.seqs[s]
+        first = <int32_t>(done_before(m, f, s) // m.block_size)
         last = 0 if q.doomed else <int32_t>min(<int64_t>q.n_names, done_after(m, f, s) // m.block_size)
-        for b in range(<int32_t>(done_before(m, f, s) // m.block_size), last):
-            if b + 8 < last:
-                cache_expect(&w.cache, q.names[b + 8])
+        for b in range(first, min(first + AHEAD, last)):
+            cache_expect(&w.cache, q.names[b])
+        for b in range(first, last):
+            if b + AHEAD < last:
+                cache_expect(&w.cache, q.names[b + AHEAD])
             if not cache_store(&w.cache, q.blocks[b], q.names[b]):
                 continue
             w.count.stored_blocks += 1

@@ -1,7 +1,7 @@
 """When the next row of a trace arrives: at its own time, or as soon as another request has ended.
 
 OpenLoop, ClosedLoop and, in turns.py, SessionLoop have the same members: next_ns, take(), ended(), and follow, which is
-told of each request that ends, or None.
+told of each request that ends, or None. OpenLoop over a TraceStream is compiled (_open) where nobody looks on.
 """
 
 from __future__ import annotations
@@ -40,10 +40,15 @@ class FittingRows:
                 if self.left_out is not None:
                     self.left_out(row)
             else:
-                path = self._paths[row.file_index] if self._paths else f"file {row.file_index}"
-                tokens = row.prompt_tokens + row.output_tokens
-                reason = f"row {row.row}: {tokens} tokens of prompt and output never fit a KV cache of {tokens_max}"
-                raise InvalidTrace(path, None, reason)
+                raise unfit_row(row, tokens_max, self._paths)
+
+
+def unfit_row(row: TraceRow, kv_tokens: int, paths: Sequence[str]) -> InvalidTrace:
+    """What is said of a row that fits no worker."""
+    path = paths[row.file_index] if paths else f"file {row.file_index}"
+    tokens = row.prompt_tokens + row.output_tokens
+    return InvalidTrace(
+        path, None, f"row {row.row}: {tokens} tokens of prompt and output never fit a KV cache of {kv_tokens}")
 
 
 class OpenLoop:
@@ -53,7 +58,7 @@ class OpenLoop:
 
     def __init__(self, rows: Iterable[TraceRow], ratio: Fraction) -> None:
         self._rows = iter(rows)
-        self._up, self._down = ratio.numerator, ratio.denominator
+        self._ratio = ratio
         self._row: TraceRow | None = None
         self.next_ns = NEVER_NS
         self._read()
@@ -63,9 +68,15 @@ class OpenLoop:
         if row is None:
             self.next_ns = NEVER_NS
             return
-        self.next_ns = row.arrival_ns * self._down // self._up
-        if self.next_ns >= NEVER_NS:
+        self.next_ns = self.due_ns(row.arrival_ns, self._ratio)
+
+    @staticmethod
+    def due_ns(arrival_ns: int, ratio: Fraction) -> int:
+        """A time of the trace divided by ratio. Raises: OverflowError."""
+        due_ns = arrival_ns * ratio.denominator // ratio.numerator
+        if due_ns >= NEVER_NS:
             raise OverflowError("virtual time beyond 2^62 ns")
+        return due_ns
 
     def take(self) -> TraceRow:
         """The row that is due; the next one is read ahead."""

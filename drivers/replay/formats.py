@@ -12,6 +12,7 @@ import json
 import re
 from collections.abc import Sequence
 
+from ._scan import PLAIN
 from .agentic import Opened, dynamo, llmservingsim, weka
 from .bailian import bailian_parser
 from .lines import LINE_MAX, Lines
@@ -112,6 +113,18 @@ def row_parser(name: str, first: bytes | str, trace_block_size: int, block_size:
         if folded.count(column.casefold()) > 1:
             raise Unusable(f"column {column} stands twice in the header")
     return {"azure": _azure, "burstgpt": _burstgpt, "vidur": _vidur}[name](folded), True
+
+
+def plain_kind(name: str, first: bytes | str) -> int:
+    """What plain rows of a file are, for _scan; 0: it has none. first: its first non-blank line.
+
+    Of CSV files those whose columns are the ones that the parser wants, in its order, and no others.
+    """
+    if name in _COLUMNS:
+        header = _header_fields(first.decode("utf-8", "replace")) if isinstance(first, bytes) else []
+        if [field.casefold() for field in header] != [column.casefold() for column in _COLUMNS[name]]:
+            return 0
+    return PLAIN.get(name, 0)
 
 
 def read_whole(name: str, lines: Lines, wanted: int | None) -> Opened:

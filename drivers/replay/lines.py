@@ -17,6 +17,8 @@ from typing import Any, TypeAlias
 
 from kvcore.errors import InvalidTrace
 
+from ._lines import LineReader
+
 #: Longest line, bytes, its end included. A longer one is refused without ever being held in memory.
 LINE_MAX = 16 << 20
 #: The same of a first line that is the whole file.
@@ -25,8 +27,6 @@ DOCUMENT_MAX = 256 << 20
 #: 1-based physical line (None: none can be named), and its bytes without the blanks around or why it cannot be read.
 Line: TypeAlias = tuple[int | None, bytes | str]
 
-_BLANKS = b" \t\r\n"
-_BOM = b"\xef\xbb\xbf"
 _GZIP = b"\x1f\x8b"
 _GZIP_ERRORS = (EOFError, zlib.error, gzip.BadGzipFile)
 _CHUNK = 1 << 17
@@ -56,7 +56,7 @@ class Lines:
     long_first: whether a first line that begins so may have DOCUMENT_MAX bytes.
     Raises: InvalidTrace with line None, from the constructor (cannot be opened, empty, not text, carriage returns alone
         as line ends) or while reading (the system's read error).
-    Cost: one C-level readline and a few scans a line; memory: one line, plus the lines that peek() holds.
+    Cost: one C-level readline and a few scans a line (_lines); memory: one line, plus the lines that peek() holds.
     """
 
     def __init__(self, file: str, long_first: Callable[[bytes], bool] = lambda start: False) -> None:
@@ -74,6 +74,10 @@ class Lines:
         while ahead:
             yield ahead.popleft()
         yield from self._lines
+
+    def rest(self) -> tuple[deque[Line], LineReader]:
+        """All that is to be iterated, for a reader that iterates it: first the lines ahead."""
+        return self._ahead, self._lines
 
     def __del__(self) -> None:
         # A stream that nobody iterated must not leave its file to a ResourceWarning.
@@ -116,42 +120,15 @@ class Lines:
         return stream
 
 
-def _read(file: str, stream: io.BufferedReader[Any], long_first: Callable[[bytes], bool]) -> Iterator[Line]:
-    """The lines of an opened file.
+def _read(file: str, stream: io.BufferedReader[Any], long_first: Callable[[bytes], bool]) -> LineReader:
+    """The lines of an opened file, which the reader neither owns nor closes."""
 
-    Not a method: a generator that holds its Lines would leave the closing of the file to the garbage collector.
-    """
-    readline = stream.readline
-    limit = LINE_MAX
-    number = 0
-    try:
-        while line := readline(limit + 1):
-            number += 1
-            if number == 1 and line.startswith(_BOM):
-                line = line[len(_BOM) :]
-            if number == 1 and len(line) > limit and long_first(line[:_CHUNK]):
-                limit = DOCUMENT_MAX
-                line += readline(limit + 1 - len(line))
-            if len(line) > limit:
-                while line and not line.endswith(b"\n"):
-                    line = readline(_CHUNK)
-                yield number, f"longer than {limit} bytes"
-                continue
-            content = line.strip(_BLANKS)
-            if not content:
-                continue
-            if b"\r" in content:
-                if number == 1 and not line.endswith(b"\n"):
-                    raise InvalidTrace(file, None, "carriage returns alone end the lines: convert them to newlines")
-                yield number, "a carriage return inside the line"
-            elif b"\0" in content:
-                yield number, "a NUL byte in the line"
-            else:
-                yield number, content
-    except _GZIP_ERRORS as error:
-        yield None, _gzip_reason(error)
-    except OSError as error:
+    def fault(error: Exception) -> str:
+        if isinstance(error, _GZIP_ERRORS):
+            return _gzip_reason(error)
         raise InvalidTrace(file, None, _os_reason(error)) from None
+
+    return LineReader(file, stream.readline, long_first, LINE_MAX, DOCUMENT_MAX, (*_GZIP_ERRORS, OSError), fault)
 
 
 class _Unpacked(io.RawIOBase):

@@ -1,7 +1,6 @@
 """The Mooncake format: one JSON object a line, block ids that are local to their file. Other JSON reads values alike.
 
-mooncake_parser reads and checks a row; block_namer turns its ids into names that hold beyond the file. They are apart
-because names take five times the memory of ids: rows wait in the reorder window unnamed.
+mooncake_parser reads and checks a row; salt_of says how its ids become names that hold beyond the file.
 """
 
 from __future__ import annotations
@@ -9,11 +8,10 @@ from __future__ import annotations
 import json
 import math
 from array import array
-from collections.abc import Callable
 from decimal import Decimal
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, NoReturn
 
-from kvcore.hashing import chain, sequence_hashes
+from kvcore.hashing import chain
 
 from ._scan import plain_row
 from .values import TIME_END_NS, TOKENS_MAX, Links, RowFacts, RowParser, Unusable, decimal, scaled_ns, show
@@ -24,36 +22,20 @@ NAMES_MAX = 1 << 20
 #: Sessions of which a row without a timestamp may be one.
 _SESSIONS_MAX = 65_536
 
-#: (ids of a row, its prompt_tokens) -> names of its blocks.
-BlockNamer: TypeAlias = "Callable[[array[int], int], tuple[int, ...]]"
-
 # "kvtrace" in ASCII: keeps the salt of file 0 away from small numbers.
 _SALT = 0x6B_76_74_72_61_63_65
 
 
-def block_namer(file_index: int, trace_block_size: int, block_size: int) -> BlockNamer:
-    """The function that names the prompt blocks, of block_size tokens each, of the rows of one file.
+def salt_of(file_index: int) -> int:
+    """What the names of the blocks of a file begin with.
 
-    Names are chained from a salt of the file, so that each commits to the file and to every block before it: equal
-    names mean equal prefixes also where ids repeat, are not prefix-closed, or occur in another file with another
-    meaning. block_size must divide trace_block_size. A trace block becomes trace_block_size // block_size names, the
-    last one as many as its tokens fill.
-    Cost: 45 to 60 ns a name.
+    Names are chained from it, so that each commits to the file and to every block before it: equal names mean equal
+    prefixes also where ids repeat, are not prefix-closed, or occur in another file with another meaning. A trace block
+    becomes as many names as blocks of the size wanted, the last one as many as its tokens fill; the first has the
+    trace's id, the later ones their position inside the trace block, because the chain before them holds that id.
+    (_window names a row's blocks when it is given out: rows wait unnamed, because ids take less memory.)
     """
-    salt = chain(_SALT, file_index)
-    parts = trace_block_size // block_size
-    if parts == 1:
-        return lambda ids, prompt_tokens: sequence_hashes((salt, *ids))[1:]
-    # The position inside its trace block tells the later parts of a block apart: the chain before them holds its id.
-    pattern = list(range(min(parts, NAMES_MAX)))
-
-    def names(ids: array[int], prompt_tokens: int) -> tuple[int, ...]:
-        locals_ = pattern * len(ids)
-        locals_[:: len(pattern)] = ids
-        del locals_[-(-prompt_tokens // block_size) :]
-        return sequence_hashes((salt, *locals_))[1:]
-
-    return names
+    return chain(_SALT, file_index)
 
 
 def _pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -99,6 +99,11 @@ def _column(rows: Rows, name: str) -> Rows:
     return rows[:, COLUMNS.index(name)]
 
 
+def _where(rows: Rows, chosen: npt.NDArray[np.bool_]) -> Rows:
+    """Some of the rows; all are not copied."""
+    return rows if chosen.all() else rows[chosen]
+
+
 class _Group:
     """The numbers of some requests, whose rows are added piece by piece."""
 
@@ -110,8 +115,8 @@ class _Group:
     def add(self, rows: Rows) -> None:
         """Some more rows."""
         outcomes = _column(rows, "outcome")
-        dispatched = rows[_column(rows, "worker") >= 0]
-        done = rows[outcomes == RunOutcome.COMPLETED]
+        dispatched = _where(rows, _column(rows, "worker") >= 0)
+        done = _where(rows, outcomes == RunOutcome.COMPLETED)
         sums = self._sums
         sums["requests"] += len(rows)
         sums["completed"] += len(done)
@@ -154,30 +159,50 @@ def _groups(result: ReplayResult) -> dict[int, _Group]:
     groups = {_ALL: _Group()}
     table, piece = result.table, PIECE
     for rows in table.blocks(piece):
-        for index, members in _split(rows):
-            groups.setdefault(index, _Group()).add(members)
+        for index, chosen in _classes(rows):
+            groups.setdefault(index, _Group()).add(_members(rows, chosen))
+        groups[_ALL].add(rows)
+    # Where there is one class, what is said of all is said of it.
+    apart = len(groups) > 2
     if len(table) <= piece:
-        for index, members in _split(table.rows()):
-            for key, values in latencies_ns(members).items():
+        for index, times in _times(table.rows(), apart):
+            for key, values in times.items():
                 groups[index].spreads[key].add_all(values[values >= 0])
-        return groups
-    for _ in SHIFTS:
-        for rows in table.blocks(piece):
-            for index, members in _split(rows):
-                for key, values in latencies_ns(members).items():
-                    groups[index].spreads[key].add(values[values >= 0])
+    else:
+        for _ in SHIFTS:
+            for rows in table.blocks(piece):
+                for index, times in _times(rows, apart):
+                    for key, values in times.items():
+                        groups[index].spreads[key].add(values[values >= 0])
+            for index in groups if apart else (_ALL,):
+                for spread in groups[index].spreads.values():
+                    spread.turn()
+    if not apart:
         for group in groups.values():
-            for spread in group.spreads.values():
-                spread.turn()
+            group.spreads = groups[_ALL].spreads
     return groups
 
 
-def _split(rows: Rows) -> Iterator[tuple[int, Rows]]:
-    """All rows as _ALL, then those of each class."""
-    yield _ALL, rows
+def _classes(rows: Rows) -> Iterator[tuple[int, npt.NDArray[np.bool_] | None]]:
+    """Each class of some rows, and which of them are of it; None: all."""
     classes = _column(rows, "class_index")
+    if not len(rows) or classes.min() == classes.max():
+        yield from ((int(index), None) for index in classes[:1])
+        return
     for index in np.unique(classes).tolist():
-        yield index, rows[classes == index]
+        yield index, classes == index
+
+
+def _members(values: Rows, chosen: npt.NDArray[np.bool_] | None) -> Rows:
+    return values if chosen is None else values[chosen]
+
+
+def _times(rows: Rows, apart: bool) -> Iterator[tuple[int, dict[str, Rows]]]:
+    """Latencies of all rows as _ALL, then, if wanted, those of each class."""
+    times = latencies_ns(rows)
+    yield _ALL, times
+    for index, chosen in _classes(rows) if apart else ():
+        yield index, {key: _members(values, chosen) for key, values in times.items()}
 
 
 def _workers(result: ReplayResult) -> dict[str, Any]:

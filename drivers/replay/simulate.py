@@ -13,7 +13,8 @@ Closed loop of sessions: a turn arrives its delay after what it waits for has en
 
 Memory: what is live, the blocks that the workers and the core's index hold, and a table of 128 bytes a request, which
 moves to a temporary file as it grows (_table), as the trace itself does in a closed loop of sessions (turns). The loop
-itself is compiled (_loop).
+itself is compiled: over rows (_rowloop), or, where somebody looks on or an admission policy is asked, over events
+(_loop).
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from collections.abc import Callable, Iterable, Sequence
 from decimal import Decimal
 from fractions import Fraction
 from functools import partial
+from typing import Any
 
 from kvcore.actions import AnyAction
 from kvcore.config import SchedulerConfig
@@ -33,6 +35,8 @@ from kvcore.scheduler import Scheduler
 
 from ._engine import Fleet
 from ._loop import Loop
+from ._open import OpenRows
+from ._rowloop import RowLoop, takes_rows
 from ._table import RequestTable
 from .arrivals import ClosedLoop, FittingRows, OpenLoop
 from .classes import ClassMix
@@ -40,6 +44,7 @@ from .presets import EngineSpec
 from .result import ReplayResult
 from .rows import TraceRow
 from .sessions import SessionNames
+from .traces import TraceStream
 from .turns import SessionLoop
 
 Tap = Callable[[Sequence[AnyEvent], Sequence[AnyAction], Scheduler], None]
@@ -87,18 +92,30 @@ def simulate(
     spec = spec.scaled(config.block_size)
     if spec.kv_blocks < 1:
         raise InvalidConfig(f"block size {config.block_size} is larger than the KV cache of engine {spec.name}")
-    source = FittingRows(rows, spec.kv_tokens, paths, skip_unfit)
-    arrivals = _arrivals(source, _ratio(speedup), concurrency, closed_loop)
-    profile = config.effective_profile()
+    core, profile, ratio = Scheduler(config), config.effective_profile(), _ratio(speedup)
+    unseen = tap is None and takes_rows(core)
+    source: FittingRows | OpenRows
+    arrivals: OpenRows | OpenLoop | ClosedLoop | SessionLoop
+    if unseen and isinstance(rows, TraceStream) and concurrency is None and not closed_loop:
+        arrivals = source = OpenRows(rows.feed(), spec.kv_tokens, paths, skip_unfit, ratio)
+    else:
+        source = FittingRows(rows, spec.kv_tokens, paths, skip_unfit)
+        arrivals = _arrivals(source, ratio, concurrency, closed_loop)
     draw = None if classes is None else partial(classes.draw, seed)
     sessions = SessionNames()
-    loop = Loop(
-        Scheduler(config), Fleet(workers, spec, config.block_size), RequestTable(), arrivals, draw=draw,
-        sessions=sessions, tell_output=tell_output, tap=tap, classes=len(profile.classes))
+    parts: Any = (core, Fleet(workers, spec, config.block_size), RequestTable(), arrivals)
+    told: Any = {"draw": draw, "sessions": sessions, "tell_output": tell_output, "classes": len(profile.classes)}
+    loop = RowLoop(*parts, **told, names=_names(profile)) if unseen else Loop(*parts, **told, tap=tap)
     _add_workers(loop, spec, workers)
     loop.run(progress)
     abandoned = arrivals.abandoned if isinstance(arrivals, SessionLoop) else None
     return _result(loop, profile, source.unfit, abandoned, sessions)
+
+
+def _names(profile: PolicyProfile) -> list[str]:
+    """All names of classes that mean something."""
+    families = (item.policy_family for item in profile.classes)
+    return list(dict.fromkeys([*(item.name for item in profile.classes), *filter(None, families)]))
 
 
 def _arrivals(
@@ -116,13 +133,13 @@ def _ratio(speedup: Fraction | Decimal | float | str) -> Fraction:
     return ratio
 
 
-def _add_workers(loop: Loop, spec: EngineSpec, workers: int) -> None:
+def _add_workers(loop: Loop | RowLoop, spec: EngineSpec, workers: int) -> None:
     limits = (spec.max_num_batched_tokens, spec.kv_blocks, spec.max_num_seqs)
     loop.step([WorkerUpserted(0, WorkerConfig(i, 0, 1, *limits)) for i in range(workers)])
 
 
 def _result(
-    loop: Loop, profile: PolicyProfile, unfit: int, abandoned: int | None, sessions: SessionNames
+    loop: Loop | RowLoop, profile: PolicyProfile, unfit: int, abandoned: int | None, sessions: SessionNames
 ) -> ReplayResult:
     """The numbers of a finished run."""
     unended = loop.unended

@@ -61,20 +61,18 @@ Accepted
 from __future__ import annotations
 
 import os
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from heapq import heappop, heappush, merge
-from itertools import chain
 from math import gcd
 from typing import Any
 
 from kvcore.errors import InvalidTrace
 
-from .agentic import Item, Opened
-from .formats import ABSOLUTE, BLOCK_SIZES, FORMATS, READ_WHOLE, detect, is_document, read_whole, row_parser
-from .lines import Line, Lines
+from ._window import Feed, Tally, Window
+from .agentic import Opened
+from .formats import ABSOLUTE, BLOCK_SIZES, FORMATS, READ_WHOLE, detect, is_document, plain_kind, read_whole, row_parser
+from .lines import Lines
 from .links import NamedRows
-from .mooncake import BlockNamer, block_namer
+from .mooncake import NAMES_MAX, salt_of
 from .rows import TraceRow
 from .values import RowFacts, Unusable
 
@@ -91,26 +89,6 @@ _HEAD_BYTES = 1 << 20
 
 #: What makes a row of a line; what has been read whole is a row already.
 Parse = Callable[[Any], RowFacts]
-#: (time_ns, row, facts): unique in its first two members, so that ordering never compares facts.
-_Entry = tuple[int, int, RowFacts]
-
-
-class _Source:
-    """One opened file: its lines, its format, its rows or what parses lines to rows, the namer of its blocks."""
-
-    __slots__ = ("absolute", "file", "file_index", "items", "lines", "namer", "parse", "resolved")
-
-    def __init__(
-        self, lines: Lines, name: str, parse: Parse, items: Iterable[Item] | None, file_index: int, namer: BlockNamer
-    ) -> None:
-        self.file = lines.file
-        self.file_index = file_index
-        self.lines = lines
-        self.items: Iterable[Line | Item] = lines if items is None else items
-        self.parse = parse
-        self.resolved = NamedRows().resolved
-        self.namer = namer
-        self.absolute = name in ABSOLUTE
 
 
 class TraceStream:
@@ -131,25 +109,40 @@ class TraceStream:
     """
 
     def __init__(
-        self, sources: list[_Source], formats: tuple[str, ...], block_size: int, skip_bad: bool, limit: int | None
+        self, windows: list[Window], lines: list[Lines], tally: Tally, formats: tuple[str, ...], block_size: int,
+        limit: int | None,
     ) -> None:
         self.block_size = block_size
         self.hashed = any(name in BLOCK_SIZES or name in READ_WHOLE - {"llmservingsim"} for name in formats)
         self.formats = formats
-        self.read = 0
-        self.skipped = 0
-        self.reordered = 0
-        self.skipped_rows: list[tuple[str, int | None, str]] = []
-        self._sources = sources
-        self._skip_bad = skip_bad
+        self._tally = tally
+        self._windows = windows
+        self._lines = lines
         self._limit = limit
         self._spent = False
 
+    @property
+    def read(self) -> int:
+        """See above."""
+        return self._tally.read
+
+    @property
+    def skipped(self) -> int:
+        """See above."""
+        return self._tally.skipped
+
+    @property
+    def skipped_rows(self) -> list[tuple[str, int | None, str]]:
+        """See above."""
+        return self._tally.skipped_rows
+
+    @property
+    def reordered(self) -> int:
+        """See above."""
+        return self._tally.reordered
+
     def __iter__(self) -> Iterator[TraceRow]:
-        if self._spent:
-            raise RuntimeError("a TraceStream is read once: open the traces again")
-        self._spent = True
-        return self._rows()
+        return self._rows(self.feed())
 
     def __enter__(self) -> TraceStream:
         return self
@@ -157,103 +150,24 @@ class TraceStream:
     def __exit__(self, *exc_info: object) -> None:
         self.close()
 
+    def feed(self) -> Feed:
+        """The rows for a reader in C: the stream is then iterated."""
+        if self._spent:
+            raise RuntimeError("a TraceStream is read once: open the traces again")
+        self._spent = True
+        return Feed(self._windows, self._limit, [lines.close for lines in self._lines])
+
     def close(self) -> None:
         """Close the files; harmless when repeated."""
         self._spent = True
-        for source in self._sources:
-            source.lines.close()
+        for lines in self._lines:
+            lines.close()
 
-    def _rows(self) -> Iterator[TraceRow]:
-        namers = [source.namer for source in self._sources]
-        origin_ns: int | None = None
-        left = -1 if self._limit is None else self._limit
+    def _rows(self, feed: Feed) -> Iterator[TraceRow]:
         try:
-            if left == 0:
-                return
-            for time_ns, file_index, row, facts in self._merged():
-                if origin_ns is None:
-                    origin_ns = time_ns
-                _, prompt, output, ids, session_id, delay_ns, priority, strict_priority, policy_class, links = facts
-                yield TraceRow(
-                    time_ns - origin_ns, prompt, output, () if ids is None else namers[file_index](ids, prompt),
-                    session_id, delay_ns, priority, strict_priority, policy_class, file_index, row,
-                    None if links is None else links[2],
-                )
-                left -= 1
-                if left == 0:
-                    return
+            yield from feed
         finally:
             self.close()
-
-    def _merged(self) -> Iterator[tuple[int, int, int, RowFacts]]:
-        """(time_ns, file_index, row, facts) of all files, absolute times placed among the relative ones."""
-        base_ns = 0
-        ordered = [self._ordered(source) for source in self._sources]
-        if any(source.absolute for source in self._sources):
-            firsts = {}
-            for source in self._sources:
-                if source.absolute and (first := next(ordered[source.file_index], None)) is not None:
-                    firsts[source.file_index] = first
-            base_ns = min((first[0] for first in firsts.values()), default=0)
-            for index, first in firsts.items():
-                ordered[index] = chain((first,), ordered[index])
-        placed = [
-            _placed(ordered[source.file_index], source.file_index, base_ns if source.absolute else 0)
-            for source in self._sources
-        ]
-        return placed[0] if len(placed) == 1 else merge(*placed)
-
-    def _ordered(self, source: _Source) -> Iterator[_Entry]:
-        """The usable rows of one file by (time, row), the last REORDER_ROWS rows held back.
-
-        Those that came in order stand in a queue, late ones in a heap beside it: the next one is the lesser of two.
-        """
-        parse = source.parse
-        queue: deque[_Entry] = deque()
-        late: list[_Entry] = []
-        rows_max = REORDER_ROWS
-        row = 0
-        latest_ns = given_ns = -1
-        for line, content in source.items:
-            row += 1
-            self.read += 1
-            try:
-                if isinstance(content, str):
-                    raise Unusable(content)
-                facts = parse(content)
-                time_ns = facts[0]
-                if time_ns < given_ns:
-                    raise Unusable(f"more than {rows_max} rows late: it belongs before a row already replayed")
-                if facts[9] is not None or facts[4] is not None:
-                    facts = source.resolved(row, facts)
-            except Unusable as error:
-                self._skip(source.file, line, error.reason)
-                continue
-            if time_ns < latest_ns:
-                self.reordered += 1
-                heappush(late, (time_ns, row, facts))
-            else:
-                latest_ns = time_ns
-                queue.append((time_ns, row, facts))
-            if len(queue) + len(late) > rows_max:
-                # A late row is older than the latest one, which is the last of the queue.
-                entry = heappop(late) if late and late[0] < queue[0] else queue.popleft()
-                given_ns = entry[0]
-                yield entry
-        while queue:
-            yield heappop(late) if late and late[0] < queue[0] else queue.popleft()
-
-    def _skip(self, file: str, line: int | None, reason: str) -> None:
-        if not self._skip_bad:
-            raise InvalidTrace(file, line, reason) from None
-        self.skipped += 1
-        if len(self.skipped_rows) < _SKIPPED_ROWS_MAX:
-            self.skipped_rows.append((file, line, reason))
-
-
-def _placed(entries: Iterator[_Entry], file_index: int, base_ns: int) -> Iterator[tuple[int, int, int, RowFacts]]:
-    for time_ns, row, facts in entries:
-        yield time_ns - base_ns, file_index, row, facts
 
 
 def open_traces(
@@ -309,18 +223,21 @@ def open_traces(
         for file, size in sizes.items():
             if size % block_size:
                 raise InvalidTrace(file, None, f"block size {block_size} does not divide its blocks of {size} tokens")
-        sources = []
+        windows = []
+        tally = Tally(skip_bad, _SKIPPED_ROWS_MAX)
         for index, (lines, (name, first), found) in enumerate(zip(opened, heads, read, strict=True)):
             size = found.trace_block_size or block_size
             whole = name in READ_WHOLE
             parse = _row_itself if whole else _parser(lines, name, first, size, block_size)
-            namer = block_namer(index, size, block_size)
-            sources.append(_Source(lines, name, parse, found.items if whole else None, index, namer))
+            windows.append(Window(
+                lines, found.items if whole else None, parse, NamedRows().resolved, tally, file_index=index,
+                absolute=name in ABSOLUTE, plain=plain_kind(name, first), salt=salt_of(index), trace_block_size=size,
+                block_size=block_size, names_max=NAMES_MAX, rows_max=REORDER_ROWS))
     except BaseException:
         for lines in opened:
             lines.close()
         raise
-    return TraceStream(sources, formats, block_size, skip_bad, limit)
+    return TraceStream(windows, opened, tally, formats, block_size, limit)
 
 
 def _head(lines: Lines, format: str | None) -> tuple[str, bytes | str]:

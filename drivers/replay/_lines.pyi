@@ -1,0 +1,13 @@
+from collections.abc import Callable, Iterator
+from typing import Self, final
+
+@final
+class LineReader:
+    def __new__(
+        cls, file: str, readline: Callable[[int], bytes], long_first: Callable[[bytes], bool], limit: int,
+        document_max: int, faults: tuple[type[Exception], ...], fault: Callable[[Exception], str],
+    ) -> Self: ...
+    def __iter__(self) -> Iterator[tuple[int | None, bytes | str]]: ...
+    def __next__(self) -> tuple[int | None, bytes | str]: ...
+    @property
+    def number(self) -> int: ...
