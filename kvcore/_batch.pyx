@@ -15,7 +15,7 @@ from kvcore._requests cimport plain_t
 from kvcore._types cimport DEBUG_CHECKS, FRACTION_ONE, NEVER_NS, NO_SLOT, resize, uint64_t
 from kvcore.records cimport (
     EVENT_ACCEPTED, EVENT_ARRIVED, EVENT_BLOCKS_REMOVED, EVENT_BLOCKS_STORED, EVENT_CANCELLED, EVENT_CONTEXT_ADVANCED,
-    EVENT_FAILED, EVENT_FINISHED, EVENT_OUTPUT_BLOCK_ADDED, EVENT_PREFILL_COMPLETED, EVENT_TIMER)
+    EVENT_FAILED, EVENT_FINISHED, EVENT_OUTPUT_BLOCK_ADDED, EVENT_PREFILL_COMPLETED, EVENT_TIMER, memory_of)
 
 from kvcore.records import EVENT_DTYPE
 
@@ -38,13 +38,12 @@ cdef class Batch:
 
     cdef int begin(self, object events, object hashes, object names) except -1:
         """Look at the arguments of step_array. Raises TypeError or ValueError for what they cannot be."""
-        cdef const char[::1] rows
-        cdef const uint64_t[::1] blocks
         if not isinstance(events, numpy.ndarray) or events.dtype != EVENT_DTYPE or events.ndim != 1:
             raise TypeError("records must be a one-dimensional numpy array of EVENT_DTYPE")
-        hashes = numpy.ascontiguousarray(() if hashes is None else hashes, numpy.uint64)
-        if hashes.ndim != 1:
-            raise TypeError("hashes must be a one-dimensional numpy array of uint64")
+        if hashes is not None:
+            hashes = numpy.ascontiguousarray(hashes, numpy.uint64)
+            if hashes.ndim != 1:
+                raise TypeError("hashes must be a one-dimensional numpy array of uint64")
         names = tuple(names)
         for name in names:
             if type(name) is not str:
@@ -52,13 +51,10 @@ cdef class Batch:
             name.encode()                      # UnicodeEncodeError is a ValueError
         events = numpy.ascontiguousarray(events)
         self._kept = (events, hashes)
-        self.take(NULL, len(events), NULL, len(hashes))
-        if len(events):
-            rows = events.view(numpy.int8)
-            self.given.events = <const event_record_t*>&rows[0]
-        if len(hashes):
-            blocks = hashes
-            self.given.hashes = &blocks[0]
+        self.take(<const event_record_t*>memory_of(events), len(events), NULL, 0)
+        if hashes is not None:
+            self.given.hashes = <const uint64_t*>memory_of(hashes)
+            self.given.hash_count = len(hashes)
         return self.learn(names)
 
     cdef int learn(self, tuple names) except -1:

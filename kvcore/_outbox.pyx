@@ -9,9 +9,9 @@ Never here: what an action says.
 import numpy
 
 from cpython.ref cimport PyObject
-from libc.string cimport memset
+from libc.string cimport memcpy, memset
 from kvcore.actions cimport make_park
-from kvcore.records cimport ACTION_DISPATCH, ACTION_IGNORED, ACTION_PARK, fill_action
+from kvcore.records cimport ACTION_DISPATCH, ACTION_IGNORED, ACTION_PARK, action_record_t, fill_action, memory_of
 
 from kvcore.actions import IgnoredReason, ParkReason
 from kvcore.records import ACTION_DTYPE
@@ -26,6 +26,7 @@ cdef extern from "Python.h":
 
 cdef enum:
     MOVED_MAX = 64                             # above, the list gives its memory back
+    KEPT_MAX = 1024                            # rows whose memory is kept from call to call
 
 cdef tuple NOTHING = ()
 cdef object QUEUED = ParkReason.QUEUED
@@ -64,9 +65,11 @@ cdef class Outbox:
         """Steps begin whose actions are wanted as rows: about so many."""
         self.recording = True
         self.size = 0
+        if expected <= KEPT_MAX:
+            return self._grow(64) if self._table is None else 0
         self._room = 0
         self._table = None
-        return self._grow(max(<int64_t>64, expected))
+        return self._grow(expected)
 
     cdef int begin_rows(self) except -1:
         """A step begins whose actions are wanted as rows, until the next one: in the memory of the last one."""
@@ -82,12 +85,11 @@ cdef class Outbox:
 
     cdef int _grow(self, int64_t room) except -1:
         """Rows in an array of so many."""
-        cdef char[::1] view
         table = numpy.empty(room, ACTION_DTYPE)
+        records = <action_record_t*>memory_of(table)
         if self.size:
-            table[:self.size] = self._table[:self.size]
-        view = table.view(numpy.int8)
-        self._records = <action_record_t*>&view[0]
+            memcpy(records, self._records, self.size * sizeof(action_record_t))
+        self._records = records
         self._table = table
         self._room = room
         return 0
@@ -145,12 +147,17 @@ cdef class Outbox:
         return 0
 
     cdef object table(self):
-        """All rows."""
+        """All rows, in an array of their own; the memory of few is kept for the next."""
+        cdef bint many = self._room > KEPT_MAX
         self.settle()
-        table = self._table[:self.size]
-        self._table = None
-        # A part of an array keeps the whole of it alive.
-        return table if 2 * self.size > self._room else table.copy()
+        if many and 2 * self.size > self._room:    # a part of an array keeps the whole of it alive
+            table = self._table[:self.size]
+        else:
+            table = numpy.empty(self.size, ACTION_DTYPE)
+            memcpy(memory_of(table), self._records, self.size * sizeof(action_record_t))
+        if many:
+            self._table = None
+        return table
 
     cdef action_record_t* _next(self) except NULL nogil:
         """A blank row behind all that has been told so far."""

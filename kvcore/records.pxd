@@ -90,3 +90,4 @@ cdef struct batch_t:
 cdef int check(const batch_t* batch, ns_t last_ns, int64_t block_size) except -1
 cdef Event event_of(const event_record_t* record, const uint64_t* hashes, tuple names)
 cdef int fill_action(action_record_t* record, object action) except -1
+cdef void* memory_of(object array) except NULL

@@ -9,6 +9,7 @@ facts about workers, policies and replicas. Use `step` for these, between arrays
 """
 import numpy
 
+from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from libc.math cimport isfinite
 from libc.string cimport memset
 from kvcore._slots cimport NO_NUMBER, number_in
@@ -117,6 +118,14 @@ cdef tuple FAULTS = (
     "{hashes} block_hashes for {prompt_tokens} prompt tokens", "decay_fraction must be in [0, 1], not {decay_fraction}",
     "context_tokens must be 0..2^53, not {context_tokens}", "incarnation must be >= 0, not {incarnation}",
     "tier must be 0..2, not {tier}")
+
+
+cdef void* memory_of(object array) except NULL:
+    """Where the items of a contiguous array lie, while it lives. A memoryview of it would cost ten times as much."""
+    cdef Py_buffer view
+    PyObject_GetBuffer(array, &view, PyBUF_SIMPLE)
+    PyBuffer_Release(&view)
+    return view.buf
 
 
 cdef int check(const batch_t* batch, ns_t last_ns, int64_t block_size) except -1:
