@@ -1,4 +1,4 @@
-"""step_array at the door: what its arguments may be, what is refused before anything changes, whose memory a result is."""
+"""step_array at the door: what its arguments may be, what it refuses and then changes nothing, whose a result is."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ def arrivals(count: int, first: int = 0) -> np.ndarray:
 
 
 @pytest.mark.parametrize("records", [
-    None, [], (), b"", np.zeros(1), np.zeros(1, ACTION_DTYPE), np.zeros((1, 1), EVENT_DTYPE), np.zeros((), EVENT_DTYPE)])
+    None, [], (), b"", np.zeros(1), np.zeros(1, ACTION_DTYPE), np.zeros((1, 1), EVENT_DTYPE),
+    np.zeros((), EVENT_DTYPE)])
 def test_records_are_an_array_of_rows(records):
     core = fleet()
     before = core.digest()
@@ -68,8 +69,8 @@ def test_hashes_are_whatever_becomes_an_array(hashes):
 
 
 @pytest.mark.parametrize(("field", "value", "told"), [
-    ("kind", 0, "kind must be an EventKind"), ("kind", 99, "kind must be an EventKind"), ("now_ns", -1, "now_ns must be"),
-    ("now_ns", 2**62, "now_ns must be"), ("request", -1, "request must be"), ("request", 10**18, "request must be"),
+    ("kind", 0, "kind must be an EventKind"), ("kind", 99, "kind must be an EventKind"),
+    ("now_ns", -1, "now_ns must be"), ("now_ns", 2**62, "now_ns must be"), ("request", -1, "request must be"), ("request", 10**18, "request must be"),
     ("prompt_tokens", 0, "prompt_tokens must be"), ("hashes", 1, "hashes"), ("policy_class", 1, "policy_class")])
 def test_a_bad_row_is_named_and_none_is_applied(field, value, told):
     core = fleet()
