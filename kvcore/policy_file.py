@@ -63,6 +63,8 @@ def load_policy(text: str, source: str = "<policy>") -> PolicyDocument:
     Cost: O(len(text)); nothing is loaded when anything is wrong.
     """
     top = Place(source, line=1)
+    if text.endswith((".yaml", ".yml")) and not {":", "\n"} & set(text):
+        raise top.error("this is the name of a file, it seems: load_policy takes what the file holds")
     node = marks.compose(text, source)
     if node is None or (marks.is_null(node) and node.value == ""):
         raise top.error("nothing is defined: the file is empty")

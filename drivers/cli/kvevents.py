@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from .extras import extra
+
 if TYPE_CHECKING:
     from ..kvevents.frames import Message
     from ..kvevents.values import Batch, KvEvent
@@ -37,10 +39,11 @@ def show_command(file: str, block_size: int | None) -> None:
 
     Nobody is asked for what FILE lacks: what is missing shows as lost, and the rank's trust as degraded.
     """
-    from ..kvevents.decoder import decode
-    from ..kvevents.names import BlockNames
-    from ..kvevents.tracker import Tracker
-    from ..kvevents.values import InvalidKvEvent
+    with extra("gateway", "kvcore kvevents show"):
+        from ..kvevents.decoder import decode
+        from ..kvevents.names import BlockNames
+        from ..kvevents.tracker import Tracker
+        from ..kvevents.values import InvalidKvEvent
 
     trackers: dict[int, Tracker] = {}
     for message in _messages(file):

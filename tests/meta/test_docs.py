@@ -10,6 +10,7 @@ import inspect
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -73,6 +74,18 @@ def test_the_program_runs_as_a_module(tmp_path):
         [sys.executable, "-P", "-m", "kvcore", "--help"], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert (answer.returncode, answer.stderr) == (0, "")
     assert all(name in answer.stdout for name in ("replay", "policy"))
+
+
+def test_a_source_tree_that_is_not_compiled_says_so(tmp_path):
+    """Whoever has installed kvcore and starts Python in a checkout gets the sources: the current folder comes first."""
+    (tmp_path / "kvcore").mkdir()
+    for path in (ROOT / "kvcore").glob("*.py"):
+        shutil.copy(path, tmp_path / "kvcore")
+    answer = subprocess.run(
+        [sys.executable, "-c", "import kvcore"], cwd=tmp_path, capture_output=True, text=True, check=False,
+        env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"})
+    assert answer.returncode == 1
+    assert f"ImportError: {tmp_path}/kvcore is a source tree" in answer.stderr.splitlines()[-1]
 
 
 def test_the_shown_replay_is_a_real_one():

@@ -152,6 +152,8 @@ def test_nothing_is_defined(text: str) -> None:
         ("\nabc\n", 2, "must be a mapping, not abc"),
         ("~\n", 1, "must be a mapping, not ~"),
         ("'a'\n", 1, 'must be a mapping, not the text "a"'),
+        ("policies/premium.yaml", 1, "load_policy takes what the file holds"),
+        ("a.yaml\n", 1, "must be a mapping, not a.yaml"),
         (policy() + "---\n" + policy(), 9, "another document"),
         (policy() + "...\n---\n", 10, "another document"),
         (policy().replace("    quantum", "\tquantum"), 6, "cannot start any token"),
