@@ -1,4 +1,4 @@
-"""Documents that cannot go stale: names in README and ARCHITECTURE exist, public names are described.
+"""Documents that cannot go stale: names in README, ARCHITECTURE and tables exist, public names are described.
 
 Their code is run by test_docs_pages.py.
 """
@@ -28,9 +28,14 @@ PROGRAM = Path(sys.executable).with_name("kvcore")
 COMPILED = ("kvcore.scheduler", "kvcore.hashing")
 
 
-def blocks(language: str) -> list[str]:
-    """Fenced blocks of the README in this language."""
-    return re.findall(rf"^```{language}\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+def blocks(language: str, page: str = README) -> list[str]:
+    """Fenced blocks of a page in this language."""
+    return re.findall(rf"^```{language}\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+
+
+def page_of(name: str) -> str:
+    """A page of docs/."""
+    return (ROOT / "docs" / name).read_text(encoding="utf-8")
 
 
 def run(*command: str) -> subprocess.CompletedProcess[str]:
@@ -57,16 +62,23 @@ def test_the_two_commands_come_first():
     ]
 
 
-def test_the_policy_of_the_readme_is_one():
-    text = blocks("yaml")[0]
+def test_the_shown_policies_are_one():
+    (text,) = blocks("yaml")
+    assert blocks("yaml", page_of("howto/policy.md"))[0] == text
     root = kvcore.load_policy(text, "README.md").root
     assert root is not None
     assert [(item.name, item.quantum) for item in root.classes] == [("premium", 512), ("regular", 128)]
 
 
-def test_the_space_of_the_readme_is_the_example():
-    shown, example = blocks("yaml")[1], (ROOT / "examples" / "space.yaml").read_text(encoding="utf-8")
+def test_the_shown_space_is_the_example():
+    (shown,), example = blocks("yaml", page_of("howto/tune.md")), (ROOT / "examples" / "space.yaml").read_text("utf-8")
     assert yaml.safe_load(shown) == yaml.safe_load(example)
+
+
+def test_the_first_program_is_the_example():
+    (shown,) = blocks("python")
+    example = (ROOT / "examples" / "embed_first.py").read_text(encoding="utf-8")
+    assert example.partition('"""\n\n')[2] == shown
 
 
 def test_the_program_runs_as_a_module(tmp_path):
@@ -106,12 +118,13 @@ def test_tables_name_every_event_and_action():
     kinds = {
         name for name in kvcore.__all__
         if inspect.isclass(kind := getattr(kvcore, name)) and issubclass(kind, kvcore.Event | kvcore.Action)}
-    told = set(re.findall(r"(?:^\||,) `(\w+)`", README, re.MULTILINE))
+    told = set(re.findall(r"(?:^\||,) `(\w+)`", page_of("reference/vocabulary.md"), re.MULTILINE))
     assert kinds - told == {"Event", "Action"}
 
 
 def test_tables_name_the_fields():
-    for name, fields in re.findall(r"^\| `(\w+)`[^|]*\| `([\w, .]+)` \|", README, re.MULTILINE):
+    page = page_of("reference/vocabulary.md")
+    for name, fields in re.findall(r"^\| `(\w+)`[^|]*\| `([\w, .]+)` \|", page, re.MULTILINE):
         known = getattr(kvcore, name).__dataclass_fields__
         assert [field for field in fields.replace(" ...", "").rstrip(",").split(", ") if field not in known] == [], name
 
