@@ -13,12 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from enum import Enum
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeAlias
 
 from kvcore.actions import AnyAction, Evict, EvictReason, Reject, RejectReason
 from kvcore.errors import KvcoreError
-from kvcore.events import AnyEvent
+from kvcore.events import AnyEvent, Event
 
+P = ParamSpec("P")
 #: Nanoseconds of a clock that never goes back, 0..2^62-1, any origin.
 Clock: TypeAlias = Callable[[], int]
 #: Makes a fact, given the time at which its owner takes it.
@@ -118,6 +119,14 @@ class Closed(DriverError, RuntimeError):
 
 class Misuse(DriverError, RuntimeError):
     """A call that the interface does not allow: on a lease that is over, from another thread, with a tap in use."""
+
+
+def maker(kind: Callable[Concatenate[int, P], AnyEvent], *args: P.args, **kwargs: P.kwargs) -> Make:
+    """Makes a fact of this kind with these fields, all but its time. Raises Misuse for one that is made already."""
+    if isinstance(kind, Event):
+        name = type(kind).__name__
+        raise Misuse(f"facts are stamped here: submit({name}, ...), not submit({name}(now_ns, ...))")
+    return lambda now_ns: kind(now_ns, *args, **kwargs)
 
 
 #: Who has which tap, by the identity of what the tap belongs to. Its owner keeps it alive.
