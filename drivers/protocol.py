@@ -1,4 +1,4 @@
-"""What live drivers share with their surroundings: core, clock, effects and tap, and what callers are told.
+"""What live drivers share with their surroundings: clock, facts and tap, and what callers are told.
 
 The contract of a driver. One owner calls `step_many`. It stamps `now_ns` when it *takes* a fact, so time never goes
 back and the journal is a total order. After each step it hands (events, actions, core) to the tap, then carries out the
@@ -27,17 +27,6 @@ Make: TypeAlias = Callable[[int], AnyEvent]
 #: Hears of each step before its actions are carried out: events, actions, core. JournalWriter.batch is one. It must
 #: not step the core; one that raises ends its router. One tap serves one router at a time.
 Tap: TypeAlias = Callable[[Sequence[AnyEvent], Sequence[AnyAction], Any], object]
-
-
-class Core(Protocol):
-    """What a driver needs of the core: kvcore.Scheduler has it."""
-
-    @property
-    def next_deadline_ns(self) -> int | None:
-        """When it wants a step if nothing else happens."""
-
-    def step_many(self, events: Sequence[AnyEvent], /) -> tuple[AnyAction, ...]:
-        """Apply facts, decide once."""
 
 
 class Reply(Protocol):
