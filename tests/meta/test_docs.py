@@ -140,6 +140,18 @@ def test_architecture_names_every_module():
     assert modules - named == {"__main__"}
 
 
+def test_architecture_says_what_the_cited_decisions_are():
+    """And in which modules they are carried out: the code cites what is written nowhere else in the repository."""
+    table = dict(re.findall(r"^\| (D\d+) \|.*\| (.*) \|$", ARCHITECTURE, re.MULTILINE))
+    files = [path for path in (ROOT / "kvcore").glob("*.p*") if path.suffix in (".py", ".pyx", ".pxd")]
+    cited = {path: set(re.findall(r"\bD\d+\b", path.read_text(encoding="utf-8"))) for path in files}
+    assert set().union(*cited.values()) == set(table) == {f"D{number}" for number in range(1, 21)}
+    for decision, where in table.items():
+        homes = re.findall(r"`(\w+)`", where)
+        assert [name for name in homes if not any(path.stem == name for path in files)] == [], decision
+        assert any(decision in cited[path] for path in files if path.stem in homes), f"{where}: none cites {decision}"
+
+
 def test_architecture_has_its_eight_parts_and_its_decisions():
     assert re.findall(r"^## (\d)\.", ARCHITECTURE, re.MULTILINE) == [str(number) for number in range(1, 9)]
     decisions = re.findall(r"^\*\*A(\d+) .*?(?=^\*\*A|^#)", ARCHITECTURE, re.MULTILINE | re.DOTALL)
