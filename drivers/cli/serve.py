@@ -99,7 +99,7 @@ def serve_command(
 def configure(
     ctx: click.Context, config_file: str | None, workers: tuple[str, ...], texts: Mapping[str, str | None],
 ) -> tuple[GatewayConfig, dict[str, str]]:
-    """The effective configuration, and where each value that is not a default came from."""
+    """The effective configuration, and where each value not a default came from. Raises InvalidGatewayConfig."""
     from ..gateway.config import SETTINGS, GatewayConfig, resolve
     from ..gateway.config_file import Given, InvalidGatewayConfig, read_file
     from ..gateway.policy_desk import read_text
@@ -139,7 +139,7 @@ def dumped(config: GatewayConfig, places: Mapping[str, str]) -> str:
 
 
 def run(desk: PolicyDesk, places: Mapping[str, str], again: Again | None = None) -> None:
-    """Serve until SIGTERM or Ctrl-C; what happens is written to standard error."""
+    """Serve until SIGTERM or Ctrl-C; what happens is written to standard error. Raises OSError for its ports."""
     import gc
     import logging
 
