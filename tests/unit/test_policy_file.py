@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 from policy_texts import EXPLICIT, HEAD, TWO_53, cell, indent, only_class, policy, refused
 
 from kvcore.policy import PolicyClass, QueuePolicy
+from kvcore.policy_file import load_policy
 
 # Scalars (section 1.3).
 
@@ -331,3 +335,9 @@ def test_a_model_name_is_not_empty(name: str) -> None:
     error = refused(f"models:\n  {name}:\n" + indent(policy(quantum="0"), 4))
     assert (error.location, error.key, error.line) == ('model ""', None, 2)
     assert error.reason == "a model name must not be empty"
+
+
+@pytest.mark.parametrize("given", [b"a: b", Path("premium.yaml"), None])
+def test_what_is_no_text_is_a_mistake_of_the_caller(given: Any) -> None:
+    with pytest.raises(TypeError, match=f"takes the text of a policy file, not {type(given).__name__}"):
+        load_policy(given)
