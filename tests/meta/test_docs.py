@@ -13,6 +13,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
@@ -157,6 +158,15 @@ def test_architecture_has_its_eight_parts_and_its_decisions():
     decisions = re.findall(r"^\*\*A(\d+) .*?(?=^\*\*A|^#)", ARCHITECTURE, re.MULTILINE | re.DOTALL)
     assert decisions == [str(number) for number in range(1, len(decisions) + 1)]
     assert len(decisions) == ARCHITECTURE.count("Would change:") >= 12
+
+
+def test_the_map_of_the_tests_is_whole():
+    text = (ROOT / "tests" / "README.md").read_text(encoding="utf-8")
+    known = re.findall(r"`([\w*/.]+)`", text)
+    paths = [path for path in (ROOT / "tests").iterdir() if path.suffix in (".py", ".pyx") or path.is_dir()]
+    there = [path.name + "/" * path.is_dir() for path in paths if path.name != "__pycache__"]
+    assert [name for name in there if not any(fnmatch(name, pattern) for pattern in known)] == []
+    assert [item for item in known if item[-1] in "/y" and not any(fnmatch(name, item) for name in there)] == []
 
 
 def test_changelog_has_this_version():
