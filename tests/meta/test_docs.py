@@ -94,8 +94,8 @@ def test_a_source_tree_that_is_not_compiled_says_so(tmp_path):
     (tmp_path / "kvcore").mkdir()
     for path in (ROOT / "kvcore").glob("*.py"):
         shutil.copy(path, tmp_path / "kvcore")
-    answer = subprocess.run(
-        [sys.executable, "-c", "import kvcore"], cwd=tmp_path, capture_output=True, text=True, check=False,
+    answer = subprocess.run(  # -S: an editable installation would find its modules for any folder called kvcore
+        [sys.executable, "-S", "-c", "import kvcore"], cwd=tmp_path, capture_output=True, text=True, check=False,
         env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"})
     assert answer.returncode == 1
     assert f"ImportError: {tmp_path}/kvcore is a source tree" in answer.stderr.splitlines()[-1]
