@@ -47,7 +47,10 @@ class Desk(Owner):
         self.hints = Hints()
 
     def submit(self, makes: Sequence[Make]) -> Answer:
-        """Facts from outside, one step. NO_CHANGE: the core has ignored one about a request."""
+        """Facts from outside, one step. NO_CHANGE: the core has ignored one about a request.
+
+        Raises InvalidEvent; Misuse for what only leases may tell, and for another time than the one that is given.
+        """
         now_ns = self.now_ns()
         events = tuple(make(now_ns) for make in makes)
         for event in events:
@@ -78,7 +81,7 @@ class Desk(Owner):
                 pass
 
     def hint(self, ranks: Sequence[Rank] | None) -> None:
-        """Somebody has seen room on these ranks; None: anywhere."""
+        """Somebody has seen room on these ranks; None: anywhere. Raises ValueError for what is no Rank."""
         if ranks is not None and not all(isinstance(rank, Rank) for rank in ranks):
             raise ValueError(f"ranks must be Ranks, not {ranks!r}")
         self.hints.add(ranks)

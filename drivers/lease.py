@@ -145,7 +145,7 @@ class Lease:
         return self._tell()
 
     def output_block(self, decay_fraction: float | None = None) -> Answer:
-        """One more block of output; see OutputBlockAdded for the fraction."""
+        """One more block of output; see OutputBlockAdded for the fraction. Raises ValueError for one beyond 0..1."""
         if decay_fraction is not None and not 0.0 <= decay_fraction <= 1.0:
             raise ValueError(f"decay_fraction must be 0..1, not {decay_fraction!r}")
         run = self._running()
@@ -157,7 +157,7 @@ class Lease:
         return self._tell()
 
     def context(self, tokens: int) -> Answer:
-        """Prompt and output together have grown to so many tokens. The maximum counts."""
+        """Prompt and output together have grown to so many tokens. The maximum counts. Raises ValueError below 0."""
         _check_tokens(tokens)
         run = self._running()
         if run is None or tokens <= run.context_tokens:
@@ -175,7 +175,7 @@ class Lease:
         """The worker has not taken it, or has lost it: the booking is undone exactly.
 
         retry: put it back where it stood (DESIGN D11); wait for the next booking with `again()`.
-        shun_ns: nothing goes to that worker for so long, by a mark with a lease in the same step.
+        shun_ns: nothing goes to that worker for so long, by a mark with a lease in the same step. ValueError below 1.
         """
         if shun_ns is not None and not (type(shun_ns) is int and 1 <= shun_ns <= NS_MAX):
             raise ValueError(f"shun_ns must be 1..2^62-1, not {shun_ns!r}")
@@ -208,7 +208,7 @@ class Lease:
     # What the driver does for the holder.
 
     def enter(self) -> None:
-        """The block is about to be entered: once."""
+        """The block is about to be entered: once, or Misuse."""
         if self._entered:
             raise Misuse(f"the lease of request {self.request_id!r} has been entered before")
         self._entered = True

@@ -1,4 +1,4 @@
-"""What live drivers share with their surroundings: core, clock, effects and tap, and what callers are told.
+"""What live drivers share with their surroundings: clock, facts and tap, and what callers are told.
 
 The contract of a driver. One owner calls `step_many`. It stamps `now_ns` when it *takes* a fact, so time never goes
 back and the journal is a total order. After each step it hands (events, actions, core) to the tap, then carries out the
@@ -13,12 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from enum import Enum
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeAlias
 
 from kvcore.actions import AnyAction, Evict, EvictReason, Reject, RejectReason
 from kvcore.errors import KvcoreError
-from kvcore.events import AnyEvent
+from kvcore.events import AnyEvent, Event
 
+P = ParamSpec("P")
 #: Nanoseconds of a clock that never goes back, 0..2^62-1, any origin.
 Clock: TypeAlias = Callable[[], int]
 #: Makes a fact, given the time at which its owner takes it.
@@ -26,17 +27,6 @@ Make: TypeAlias = Callable[[int], AnyEvent]
 #: Hears of each step before its actions are carried out: events, actions, core. JournalWriter.batch is one. It must
 #: not step the core; one that raises ends its router. One tap serves one router at a time.
 Tap: TypeAlias = Callable[[Sequence[AnyEvent], Sequence[AnyAction], Any], object]
-
-
-class Core(Protocol):
-    """What a driver needs of the core: kvcore.Scheduler has it."""
-
-    @property
-    def next_deadline_ns(self) -> int | None:
-        """When it wants a step if nothing else happens."""
-
-    def step_many(self, events: Sequence[AnyEvent], /) -> tuple[AnyAction, ...]:
-        """Apply facts, decide once."""
 
 
 class Reply(Protocol):
@@ -118,6 +108,14 @@ class Closed(DriverError, RuntimeError):
 
 class Misuse(DriverError, RuntimeError):
     """A call that the interface does not allow: on a lease that is over, from another thread, with a tap in use."""
+
+
+def maker(kind: Callable[Concatenate[int, P], AnyEvent], *args: P.args, **kwargs: P.kwargs) -> Make:
+    """Makes a fact of this kind with these fields, all but its time. Raises Misuse for one that is made already."""
+    if isinstance(kind, Event):
+        name = type(kind).__name__
+        raise Misuse(f"facts are stamped here: submit({name}, ...), not submit({name}(now_ns, ...))")
+    return lambda now_ns: kind(now_ns, *args, **kwargs)
 
 
 #: Who has which tap, by the identity of what the tap belongs to. Its owner keeps it alive.

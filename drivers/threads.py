@@ -47,7 +47,7 @@ from kvcore.stats import SchedulerStats
 from .desk import Desk
 from .lease import Lease as PlainLease
 from .owner import Fault, Job
-from .protocol import Answer, Clock, Closed, Make, Misuse, Rejected, Reply, Tap, Withdrawn
+from .protocol import Answer, Clock, Closed, Make, Misuse, Rejected, Reply, Tap, Withdrawn, maker
 from .thread_lease import ThreadLease as Lease
 
 __all__ = ["Answer", "Closed", "Lease", "Misuse", "Rejected", "Router", "Withdrawn", "open_scheduler"]
@@ -113,7 +113,7 @@ class Router:
         Waits for room in the inbox and until it has been stepped. Facts about workers and caches that are stale are
         only counted (stats). Raises InvalidEvent, Closed; Misuse for facts that are a lease's to tell.
         """
-        return self.submit_many([lambda now_ns: kind(now_ns, *args, **kwargs)])
+        return self.submit_many([maker(kind, *args, **kwargs)])
 
     def submit_many(self, makes: Sequence[Make]) -> Answer:
         """Step several facts at once, each made from the time that it is given."""

@@ -41,7 +41,7 @@ from kvcore.stats import SchedulerStats
 from .desk import Desk
 from .lease import Lease as PlainLease
 from .owner import Fault, Job
-from .protocol import Answer, Clock, Closed, Evicted, Make, Misuse, Rejected, Tap, Withdrawn
+from .protocol import Answer, Clock, Closed, Evicted, Make, Misuse, Rejected, Tap, Withdrawn, maker
 from .told import FACTS_MAX
 from .trio_lease import Reply
 from .trio_lease import TrioLease as Lease
@@ -103,7 +103,7 @@ class Router:
         Waits for room in the inbox and until it has been stepped. Facts about workers and caches that are stale are
         only counted (stats). Raises InvalidEvent, Closed; Misuse for facts that are a lease's to tell.
         """
-        return await self.submit_many([lambda now_ns: kind(now_ns, *args, **kwargs)])
+        return await self.submit_many([maker(kind, *args, **kwargs)])
 
     async def submit_many(self, makes: Sequence[Make]) -> Answer:
         """Step several facts at once, each made from the time that it is given."""

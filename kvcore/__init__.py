@@ -4,6 +4,14 @@ Facts in, commands out: `Scheduler.step(event) -> actions`. See README.md for a 
 the whole.
 """
 
+try:
+    from kvcore.scheduler import Scheduler
+except ModuleNotFoundError as error:
+    if error.name != "kvcore.scheduler":
+        raise
+    # A folder with a checkout comes before what is installed wherever Python looks into the current folder first.
+    message = f"{__path__[0]} is a source tree without its compiled modules: start Python in another folder"
+    raise ImportError(f"{message}, or compile them there: python setup.py build_ext --inplace") from None
 from kvcore import _constructor as _constructor  # makes calls of Request cheap
 from kvcore._explanation_text import text as explanation_text
 from kvcore._journal_cut import JournalCut
@@ -84,7 +92,6 @@ from kvcore.policy import (
 from kvcore.policy_file import PolicyDocument, load_policy
 from kvcore.replica import FactKind, PeerFact, ReplicaFacts
 from kvcore.request import Overlap, Rank, Request, SelectionWeights, WorkerConfig
-from kvcore.scheduler import Scheduler
 from kvcore.stats import ClassStats, SchedulerStats
 
 __version__ = "0.1.0"

@@ -61,7 +61,7 @@ def whole_numbers(
     return found
 
 
-# Dumps. They come out of files, so nothing about them is certain.
+# Dumps. They come out of files, so nothing about them is certain: ValueError says what a value must be.
 
 
 def dumped_record(value: object, *keys: str) -> list[object]:

@@ -69,6 +69,13 @@ def _is_name(value: object) -> bool:
     return isinstance(value, str) and value != "" and not any("\ud800" <= letter <= "\udfff" for letter in value)
 
 
+def _wanted(kind: type) -> str:
+    """What a value of this type may be, for a message."""
+    if issubclass(kind, Enum):
+        return f"one of {', '.join([f'{kind.__name__}.{item.name}' for item in kind])}"
+    return f"a {kind.__name__}"
+
+
 @dataclass(frozen=True)
 class SchedulerConfig:
     """Configuration of one scheduler. Same configuration and same events: same actions and digest.
@@ -160,12 +167,12 @@ class SchedulerConfig:
                  "on_overload": OnOverload, "prefill_decay": PrefillDecay}
         for name, kind in kinds.items():
             if not isinstance(getattr(self, name), kind):
-                raise InvalidConfig(f"{name} must be a {kind.__name__}, not {getattr(self, name)!r}")
+                raise InvalidConfig(f"{name} must be {_wanted(kind)}, not {getattr(self, name)!r}")
         fault = weights_fault(self.weights)
         if fault is not None:
             raise InvalidConfig(f"weights: {fault}")
         if self.capacity is not None and not isinstance(self.capacity, Capacity):
-            raise InvalidConfig(f"capacity must be a Capacity or None, not {self.capacity!r}")
+            raise InvalidConfig(f"capacity must be None or {_wanted(Capacity)}, not {self.capacity!r}")
         if self.replica is not None and not _is_name(self.replica):
             raise InvalidConfig(f"replica must be None or non-empty text that UTF-8 can carry, not {self.replica!r}")
         if not _is_int(self.replica_generation) or not 0 <= self.replica_generation < 2**63:

@@ -164,6 +164,8 @@ class JournalReader:
     """
 
     def __init__(self, lines: Iterable[str], file: str = "<journal>") -> None:
+        if isinstance(lines, str):
+            raise TypeError("lines must be an open file or a sequence of lines, not one text")
         self.file = file
         self.line = 0
         self.batches = 0

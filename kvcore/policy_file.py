@@ -62,7 +62,11 @@ def load_policy(text: str, source: str = "<policy>") -> PolicyDocument:
     Raises: InvalidPolicy, with source, location, key and 1-based line, for the first thing that is wrong.
     Cost: O(len(text)); nothing is loaded when anything is wrong.
     """
+    if not isinstance(text, str):
+        raise TypeError(f"load_policy takes the text of a policy file, not {type(text).__name__}")
     top = Place(source, line=1)
+    if text.endswith((".yaml", ".yml")) and not {":", "\n"} & set(text):
+        raise top.error("this is the name of a file, it seems: load_policy takes what the file holds")
     node = marks.compose(text, source)
     if node is None or (marks.is_null(node) and node.value == ""):
         raise top.error("nothing is defined: the file is empty")

@@ -54,7 +54,8 @@ def _print_version(ctx: click.Context, param: click.Parameter, value: bool) -> N
 
 @click.group(
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-    epilog="'kvcore COMMAND --help' describes a command, with examples.",
+    epilog="'kvcore COMMAND --help' describes a command, with examples. In bash, "
+    "eval \"$(_KVCORE_COMPLETE=bash_source kvcore)\" completes its words (zsh, fish: zsh_source, fish_source).",
 )
 @click.option(
     "--version", is_flag=True, expose_value=False, is_eager=True, callback=_print_version,
@@ -67,7 +68,8 @@ def cli() -> None:
     Examples:
       kvcore replay trace.jsonl.gz --workers 16
       kvcore policy check premium.yaml
-      kvcore journal replay run.jsonl.gz
+      kvcore compare premium.yaml equal.yaml --trace azure.csv --workers 4
+      kvcore demo
     """
 
 

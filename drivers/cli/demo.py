@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from .extras import extra
+
 if TYPE_CHECKING:
     from rich.table import Table
 
@@ -71,14 +73,12 @@ def demo_command(requests: int, engine: str, port: int, keep: bool) -> None:
       kvcore demo --requests 1000 --engine llama-8b-h100
       kvcore demo --port 8000 --keep
     """
-    try:
+    with extra("gateway", "kvcore demo"):
         import trio
 
         from ..mock.load import Load
         from ..replay.presets import PRESETS
         from .children import ChildFailed, free_port
-    except ImportError as error:
-        raise click.ClickException(f"{error}: this command needs pip install 'kvcore[gateway]'") from error
     if engine not in PRESETS:
         raise click.ClickException(f"no engine preset is called {engine!r}: there are {', '.join(PRESETS)}")
     try:

@@ -14,11 +14,17 @@ from typing import TYPE_CHECKING
 
 import click
 
+from .extras import extra
+
 if TYPE_CHECKING:
     from ..kvevents.frames import Message
     from ..kvevents.values import Batch, KvEvent
 
 _GZIP = b"\x1f\x8b"
+#: Counters of what has changed nothing, shown where they are not 0.
+_PASSED_OVER = {
+    "unknown_removed": "removed without being held", "unnamed": "stored without tokens", "conflicts": "of two names",
+    "refused": "beyond what is kept", "filtered": "of other owners", "unknown_events": "of unknown kinds"}
 #: Longest line that is read.
 LINE_MAX = 2**28
 
@@ -37,10 +43,11 @@ def show_command(file: str, block_size: int | None) -> None:
 
     Nobody is asked for what FILE lacks: what is missing shows as lost, and the rank's trust as degraded.
     """
-    from ..kvevents.decoder import decode
-    from ..kvevents.names import BlockNames
-    from ..kvevents.tracker import Tracker
-    from ..kvevents.values import InvalidKvEvent
+    with extra("gateway", "kvcore kvevents show"):
+        from ..kvevents.decoder import decode
+        from ..kvevents.names import BlockNames
+        from ..kvevents.tracker import Tracker
+        from ..kvevents.values import InvalidKvEvent
 
     trackers: dict[int, Tracker] = {}
     for message in _messages(file):
@@ -65,6 +72,9 @@ def show_command(file: str, block_size: int | None) -> None:
         click.echo(f"  {tracker.delivered} messages, {tracker.lost} lost, {tracker.sequence.stale} of no use; "
                    f"{counts.stored} blocks stored, {counts.removed} removed, {counts.cleared} clears, "
                    f"{counts.duplicates} duplicates, {counts.orphans} orphans; {len(tracker.mirror)} held")
+        passed = [f"{count} {text}" for name, text in _PASSED_OVER.items() if (count := getattr(counts, name))]
+        if passed:
+            click.echo(f"  passed over: {', '.join(passed)}")
 
 
 def _messages(file: str) -> Iterator[Message | None]:

@@ -7,6 +7,8 @@ from typing import Any
 
 import click
 
+from .extras import extra
+
 
 @click.command("mock-worker", short_help="Serve a modelled engine over HTTP, as vLLM would.")
 @click.option("--host", default="127.0.0.1", show_default=True, metavar="ADDRESS", help="Where to listen.")
@@ -48,13 +50,11 @@ def mock_worker_command(**options: Any) -> None:
       kvcore mock-worker --port 8102 --engine llama-8b-h100 \\
           --kv-events tcp://127.0.0.1:5557 --kv-replay tcp://127.0.0.1:5558
     """
-    try:
+    with extra("gateway", "kvcore mock-worker"):
         import trio
         import zmq
 
         from ..mock.server import MockConfig, serve_mock
-    except ImportError as error:
-        raise click.ClickException(f"{error}: this command needs pip install 'kvcore[gateway]'") from error
 
     async def main() -> int:
         with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
@@ -85,4 +85,6 @@ def _first(group: BaseException) -> str:
     """What the first exception of a group says."""
     while isinstance(group, BaseExceptionGroup):
         group = group.exceptions[0]
+    if isinstance(group, OSError) and group.filename:
+        return f"{group.filename}: {group.strerror}"
     return str(group)

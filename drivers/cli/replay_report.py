@@ -12,6 +12,7 @@ import click
 
 from ..replay.result import ReplayResult
 from ..replay.simulate import Tap
+from .extras import extra
 
 if TYPE_CHECKING:
     from ..report.replay import ReplayReport
@@ -26,10 +27,8 @@ def check_report(option: str, figures: str | None, traces: tuple[str, ...]) -> N
     """
     # What it says of its font cache is not for those who asked for a report.
     logging.getLogger("matplotlib").setLevel(logging.ERROR)
-    try:
+    with extra("report", option):
         from ..report import replay
-    except ImportError as error:
-        raise click.ClickException(f"{error}: {option} needs pip install 'kvcore[report]'") from error
     del replay
     for path in traces:
         if os.path.exists(path) and not os.path.isfile(path):

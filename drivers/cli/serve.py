@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from .extras import extra
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -17,8 +19,6 @@ if TYPE_CHECKING:
 
 #: New objects that the collector waits for, and how many times that: with its own 700 it takes a seventh of the time.
 GARBAGE = (10_000, 10, 10)
-#: What the extra installs; said where one of them is missing.
-_EXTRA = "needs the extra `gateway`: pip install 'kvcore[gateway]'"
 
 
 class ServeCommand(click.Command):
@@ -26,7 +26,8 @@ class ServeCommand(click.Command):
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         """The settings are imported when they are asked for, not when the program starts."""
-        return [*_own_options(), *_setting_options(), *super().get_params(ctx)]
+        with extra("gateway", "kvcore serve"):
+            return [*_own_options(), *_setting_options(), *super().get_params(ctx)]
 
 
 @functools.cache
@@ -84,7 +85,7 @@ def serve_command(
       kvcore serve --policy premium.yaml --worker http://127.0.0.1:8101,max-requests=4
       kvcore serve --config gateway.yaml --port 9000 --dump-config
     """
-    try:
+    with extra("gateway", "kvcore serve"):
         from ..gateway.policy_desk import PolicyDesk
 
         config, places = configure(ctx, config_file, workers, texts)
@@ -93,14 +94,12 @@ def serve_command(
             click.echo(dumped(config, places), nl=False)
             return
         run(desk, places, functools.partial(configure, ctx, config_file, workers, texts))
-    except ImportError as error:
-        raise click.ClickException(f"kvcore serve {_EXTRA} ({error})") from error
 
 
 def configure(
     ctx: click.Context, config_file: str | None, workers: tuple[str, ...], texts: Mapping[str, str | None],
 ) -> tuple[GatewayConfig, dict[str, str]]:
-    """The effective configuration, and where each value that is not a default came from."""
+    """The effective configuration, and where each value not a default came from. Raises InvalidGatewayConfig."""
     from ..gateway.config import SETTINGS, GatewayConfig, resolve
     from ..gateway.config_file import Given, InvalidGatewayConfig, read_file
     from ..gateway.policy_desk import read_text
@@ -140,7 +139,7 @@ def dumped(config: GatewayConfig, places: Mapping[str, str]) -> str:
 
 
 def run(desk: PolicyDesk, places: Mapping[str, str], again: Again | None = None) -> None:
-    """Serve until SIGTERM or Ctrl-C; what happens is written to standard error."""
+    """Serve until SIGTERM or Ctrl-C; what happens is written to standard error. Raises OSError for its ports."""
     import gc
     import logging
 

@@ -26,6 +26,7 @@ from ..study.search import CLUSTERS, searching
 from ..study.space import InvalidSpace, Point, Space, load_space
 from ..study.sweep_text import Verdict, judge, sweep_report, write_points
 from .compare_run import LoadOptions, case_of, check_inputs, config_of
+from .extras import extra
 from .output import STDOUT, check_outputs, write_outputs
 from .replay_run import file_digest, machine
 
@@ -107,10 +108,8 @@ def _check_outputs(options: Options, policy: str) -> None:
     if options.plot is not None:
         if not options.plot.endswith(_PLOTS):
             raise click.UsageError(f"--plot {options.plot}: must end in {', '.join(_PLOTS)}")
-        try:
+        with extra("report", "--plot"):
             import matplotlib  # noqa: F401 - whether it is there
-        except ImportError as error:
-            raise click.ClickException("--plot needs matplotlib: pip install 'kvcore[report]'") from error
 
 
 def _objective(options: Options, space: Space, names: list[str]) -> Objective:

@@ -22,6 +22,7 @@ from ..traces import edits
 from ..traces.statistics import Collected
 from ..traces.synth import Shape, synthetic
 from ..traces.writers import WRITTEN, TraceWriter
+from .extras import extra
 from .output import STDOUT, check_output, write_outputs, write_text
 
 if TYPE_CHECKING:
@@ -45,7 +46,8 @@ def stats(*, json_path: str | None, figure: str | None, quiet: bool, **reading: 
     if figure is not None and json_path is not None and os.path.realpath(figure) == os.path.realpath(json_path):
         raise click.UsageError("--json and --figure are the same file")
     if figure is not None:
-        _need_matplotlib()
+        with extra("report", "--figure"):
+            import matplotlib  # noqa: F401 - whether it is there
     with _opened(reading) as stream:
         found = Collected(stream)
     _tell_skipped(stream, quiet)
@@ -160,13 +162,6 @@ def _nanoseconds(option: str, seconds: Fraction) -> int:
     return int(time_ns)
 
 
-def _need_matplotlib() -> None:
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError as error:
-        raise click.ClickException("--figure needs matplotlib: pip install 'kvcore[report]'") from error
-
-
 def _write_bytes(stream: IO[str], content: bytes) -> None:
     stream.flush()
     cast(TextIOWrapper, stream).buffer.write(content)
@@ -224,7 +219,7 @@ def _table(figures: dict[str, Any]) -> Table:
     from rich.table import Table
 
     keys = ("mean", "p50", "p90", "p99", "max", "total")
-    table = Table("tokens", box=SIMPLE_HEAD)
+    table = Table("tokens", box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
     for key in keys:
         table.add_column(key, justify="right")
     for what in ("prompt_tokens", "output_tokens"):

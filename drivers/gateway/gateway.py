@@ -25,7 +25,7 @@ from kvcore.config import IndexMode
 from kvcore.errors import KvcoreError
 
 from ..http.connection import Handler, Refuse
-from ..http.server import Server, serve_http
+from ..http.server import Server, listen, serve_http
 from ..http.values import Limits
 from ..kvevents.feed import KvFeed, Source, open_feed
 from ..kvevents.names import BlockNames
@@ -124,11 +124,11 @@ async def serve(
     more, for a reload; None: only the policy can be reloaded.
     """
     config = desk.config
-    listeners = await trio.open_tcp_listeners(config.listen.port, host=config.listen.host)
+    listeners = await listen(config.listen.host, config.listen.port)
     inner: Sequence[trio.SocketListener] = ()
     if config.admin.port is not None:
         try:
-            inner = await trio.open_tcp_listeners(config.admin.port, host=config.admin.host)
+            inner = await listen(config.admin.host, config.admin.port)
         except BaseException:
             _close(listeners)
             raise
@@ -148,6 +148,8 @@ async def serve(
             log.info("listening on %s:%d", config.listen.host, gateway.port)
             if gateway.admin_port is not None:
                 log.info("administration on %s:%d", config.admin.host, gateway.admin_port)
+            if not config.workers:
+                log.warning("no worker is named: nothing is answered until one is (--worker, POST /admin/workers)")
             task_status.started(gateway)
             await gateway.until_drained()
             public.stop()

@@ -97,7 +97,7 @@ class PromptMeter:
     """Measures prompts. names: how token ids become block names. ask: see Ask; None: engines are not asked."""
 
     def __init__(self, settings: TokenizerSettings, names: BlockNames, ask: Ask | None = None) -> None:
-        self._names, self._source = names, settings.source
+        self._names = names
         self._tokenizer, self._template = None, None
         if settings.file is not None and settings.source in (PromptSource.AUTO, PromptSource.LOCAL):
             self._tokenizer, self._template = _load(settings.file)

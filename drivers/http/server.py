@@ -1,7 +1,7 @@
 """Serves listeners: accepts connections, bounds their number, hears of clients that have gone, stops in good order.
 
     async with trio.open_nursery() as nursery:
-        listeners = await trio.open_tcp_listeners(8000, host="127.0.0.1")
+        listeners = await listen("127.0.0.1", 8000)
         server = await nursery.start(serve_http, listeners, handler, Limits())
         ...
         server.stop()   # nothing new; what is under way is answered, then serve_http returns
@@ -29,6 +29,18 @@ _SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS)
 _SHORTAGE_S = 0.1
 
 log = logging.getLogger("kvcore.http")
+
+
+async def listen(host: str, port: int) -> Sequence[trio.SocketListener]:
+    """Listeners for this address; port 0 takes a free one.
+
+    Raises: OSError, whose filename is the address: a message that says only what went wrong does not say where.
+    """
+    try:
+        return await trio.open_tcp_listeners(port, host=host)
+    except OSError as error:
+        error.filename = f"{host}:{port}"
+        raise
 
 
 class Server:

@@ -106,7 +106,6 @@ class Totals:
     queries: int = 0
     hits: int = 0
     preemptions: int = 0
-    iterations: int = 0
 
 
 class EngineModel:
@@ -187,7 +186,6 @@ class EngineModel:
         """What the iteration scheduled last has brought about."""
         step = Step(removed=self.cache.dropped, cleared=self._cleared)
         self.cache.dropped, self._cleared, self._under_way = [], False, False
-        self.totals.iterations += 1
         size = self.spec.block_size
         for sequence in self._prefilled:
             if not sequence.doomed:

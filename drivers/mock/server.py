@@ -22,7 +22,7 @@ import trio
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
 from ..http.request import Request, Stream
-from ..http.server import serve_http
+from ..http.server import listen, serve_http
 from ..http.values import ClientGone, Headers, Limits
 from ..replay.presets import PRESETS, EngineSpec
 from .answers import DONE, Answerer, models, refusal
@@ -304,7 +304,7 @@ async def serve_mock(
     """
     spec = config.spec()
     with ExitStack() as stack:
-        listeners = await trio.open_tcp_listeners(config.port, host=config.host)
+        listeners = await listen(config.host, config.port)
         for listener in listeners:
             stack.callback(listener.socket.close)
         host, port = listeners[0].socket.getsockname()[:2]

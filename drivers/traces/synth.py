@@ -102,7 +102,7 @@ class _Maker:
 
     def request(self, at_s: float, prompt: _Prompt, session: str | None = None, pause_s: float | None = None
                 ) -> TraceRow:
-        """A request whose prompt is this one and something of its own."""
+        """A request whose prompt is this one and something of its own. Raises OverflowError beyond the end of time."""
         prompt.grow(self.length(self.shape.prompt_tokens))
         if at_s * 1e9 >= TIME_END_NS:
             raise OverflowError("the trace becomes longer than 2^62 ns (146 years)")

@@ -32,5 +32,9 @@ def test_plain_runs_two_at_a_time():
     assert sorted(line.split()[0] for line in lines if "runs" in line) == [f"r{i}" for i in range(6)]
 
 
-def test_asyncio_answers_everybody_who_stays():
-    assert [line.partition(" by")[0] for line in run("embed_asyncio.py")[:-1]] == [f"r{i}: answered" for i in range(6)]
+def test_asyncio_answers_everybody_who_stays_though_a_worker_dies():
+    lines = run("embed_asyncio.py")
+    assert lines[-7:-1] == [f"r{i}: answered by worker 2" for i in range(6)]
+    (lost,) = [line.removesuffix("1") for line in lines if line.endswith("goes to worker 1")]
+    assert lines.index(f"{lost}1") < lines.index(f"{lost}2")
+    assert not any(line.startswith("impatient") for line in lines)

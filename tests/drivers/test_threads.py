@@ -76,6 +76,8 @@ def test_misuse_is_its_callers_alone():
                 pass
             with pytest.raises(Misuse, match="leases only"):
                 router.submit(RequestArrived, Request("c", 8))
+            with pytest.raises(Misuse, match=r"submit\(RequestCancelled, \.\.\.\)"):
+                router.submit(RequestCancelled(0, "a"))
         with pytest.raises(Misuse):
             lease.completed()
         with pytest.raises(Misuse):

@@ -89,7 +89,7 @@ def test_a_port_that_is_taken():
         with program("mock-worker", "--port", str(port)) as process:
             _, errors = process.communicate(timeout=PATIENCE_S)
         assert process.returncode == 2
-        assert "in use" in errors
+        assert errors == f"kvcore: error: 127.0.0.1:{port}: Address already in use\n"
     assert not is_running(child.process.pid)
 
 

@@ -198,7 +198,7 @@ def test_without_the_extra_nothing_is_run(kvcore, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     status, _, err = kvcore("compare", "a.yaml", "same.yaml", *LOAD, "--report", "o.html")
     assert status == 2
-    assert err.endswith("--report needs pip install 'kvcore[report]'\n")
+    assert err == "kvcore: error: --report needs matplotlib: pip install 'kvcore[report]'\n"
 
 
 def test_a_trace_that_changes_in_between(kvcore, monkeypatch, folder):

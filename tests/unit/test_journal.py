@@ -180,6 +180,11 @@ def test_batches_borders_and_digests_come_back():
     assert (reader.cut, len(reader.end_digest or "")) == (None, 32)
 
 
+def test_a_file_name_is_no_journal():
+    with pytest.raises(TypeError, match="not one text"):
+        JournalReader("run.jsonl")
+
+
 def test_a_reader_asks_for_no_line_before_its_time():
     def lines():
         yield from lines_of(written())[:2]

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 from policy_texts import EXPLICIT, HEAD, TWO_53, cell, indent, only_class, policy, refused
 
 from kvcore.policy import PolicyClass, QueuePolicy
+from kvcore.policy_file import load_policy
 
 # Scalars (section 1.3).
 
@@ -152,6 +156,8 @@ def test_nothing_is_defined(text: str) -> None:
         ("\nabc\n", 2, "must be a mapping, not abc"),
         ("~\n", 1, "must be a mapping, not ~"),
         ("'a'\n", 1, 'must be a mapping, not the text "a"'),
+        ("policies/premium.yaml", 1, "load_policy takes what the file holds"),
+        ("a.yaml\n", 1, "must be a mapping, not a.yaml"),
         (policy() + "---\n" + policy(), 9, "another document"),
         (policy() + "...\n---\n", 10, "another document"),
         (policy().replace("    quantum", "\tquantum"), 6, "cannot start any token"),
@@ -329,3 +335,9 @@ def test_a_model_name_is_not_empty(name: str) -> None:
     error = refused(f"models:\n  {name}:\n" + indent(policy(quantum="0"), 4))
     assert (error.location, error.key, error.line) == ('model ""', None, 2)
     assert error.reason == "a model name must not be empty"
+
+
+@pytest.mark.parametrize("given", [b"a: b", Path("premium.yaml"), None])
+def test_what_is_no_text_is_a_mistake_of_the_caller(given: Any) -> None:
+    with pytest.raises(TypeError, match=f"takes the text of a policy file, not {type(given).__name__}"):
+        load_policy(given)
