@@ -7,12 +7,12 @@ from typing import Any, TypeVar
 
 import click
 
-from .replay import WORKERS_MAX, speedup_option
+from .replay import WORKERS_MAX, format_name, read_places, speedup_option
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 _LOAD = (
-    click.option("--trace", "traces", multiple=True, required=True, metavar="TRACE",
+    click.option("--trace", "traces", multiple=True, required=True, metavar="TRACE", callback=read_places,
                  help="Trace to replay, see kvcore replay; may be given again, and all are merged by time."),
     click.option("--workers", type=click.IntRange(1, WORKERS_MAX), default=1, show_default=True, metavar="N",
                  help="Workers in the fleet."),
@@ -27,12 +27,13 @@ _LOAD = (
     click.option("--classes", metavar="SPEC",
                  help="Classes of requests whose trace names none, drawn by weight, such as "
                       "premium=0.2,regular=0.8."),
-    click.option("--format", "trace_format", metavar="FORMAT",
+    click.option("--format", "trace_format", metavar="FORMAT", callback=format_name,
                  help="Format of all traces.  [default: by content]"),
     click.option("--block-size", type=click.IntRange(1), metavar="N",
                  help="Tokens per KV block.  [default: as in the trace, 16 if it has no block hashes]"),
     click.option("--trace-block-size", type=click.IntRange(1), metavar="N",
-                 help="Tokens that one of the trace's block hashes stands for.  [default: 512]"),
+                 help="Tokens that one of the trace's block hashes stands for.  [default: as the file says, else 512; "
+                      "bailian 16]"),
     speedup_option,
     click.option("--concurrency", type=click.IntRange(1), metavar="N",
                  help="Closed loop: ignore the trace's times and keep N requests in flight."),

@@ -62,6 +62,16 @@ def _speedup(ctx: click.Context, param: click.Parameter, value: str | None) -> F
     return number
 
 
+def read_places(ctx: click.Context, param: click.Parameter, value: tuple[str, ...]) -> tuple[str, ...]:
+    """Names of files to read, - being standard input."""
+    return tuple("/dev/stdin" if path == "-" else path for path in value)
+
+
+def format_name(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
+    """The name that the reader has for a format."""
+    return "vidur" if value == "splitwise" else value
+
+
 #: Shared by all commands that replay.
 speedup_option = click.option(
     "--speedup", metavar="X", callback=_speedup,
@@ -69,7 +79,7 @@ speedup_option = click.option(
 
 
 @click.command("replay", cls=_ReplayCommand, short_help="Replay traces through the scheduler and modelled engines.")
-@click.argument("traces", nargs=-1, required=True, metavar="TRACE...")
+@click.argument("traces", nargs=-1, required=True, metavar="TRACE...", callback=read_places)
 @click.option("--workers", type=click.IntRange(1, WORKERS_MAX), default=1, show_default=True, metavar="N",
               help="Workers in the fleet.")
 @click.option("--engine", metavar="PRESET", default="generic", show_default=True,
@@ -95,7 +105,7 @@ speedup_option = click.option(
 @click.option("--classes", metavar="SPEC",
               help="Classes of requests whose trace names none, drawn by weight, such as premium=0.2,regular=0.8. "
                    "Needs --policy.")
-@click.option("--format", "trace_format", metavar="FORMAT",
+@click.option("--format", "trace_format", metavar="FORMAT", callback=format_name,
               help="Format of all traces, see below.  [default: by content]")
 @click.option("--block-size", type=click.IntRange(1), metavar="N",
               help="Tokens per KV block.  [default: as in the trace, 16 if it has no block hashes]")
@@ -130,9 +140,9 @@ def replay_command(**options: Any) -> None:
     """Replay the requests of TRACE files in virtual time through the scheduler and modelled inference engines, and
     report per policy class how long they waited, what share they got and how much of their prompts was cached.
 
-    Traces may be gzipped; several are merged by time. OUT may be - for standard output, in place of the table. In
-    JSON and CSV times are nanoseconds (*_ns) and lengths are tokens. The same command and seed give the same bytes,
-    except under the JSON key "run".
+    Traces may be gzipped; several are merged by time; - is standard input. OUT may be - for standard output, in place
+    of the table. In JSON and CSV times are nanoseconds (*_ns) and lengths are tokens. The same command and seed give
+    the same bytes, except under the JSON key "run".
 
     \b
     Examples:

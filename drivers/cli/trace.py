@@ -8,6 +8,8 @@ from typing import Any, TypeVar
 
 import click
 
+from .replay import format_name, read_places
+
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 #: Formats that can be written; those that can be read are in the help of `kvcore replay`.
@@ -16,8 +18,8 @@ _FORMATS = ("mooncake", "azure", "burstgpt", "vidur")
 _KINDS = ("poisson", "bursty", "sessions", "agents")
 
 _READ = (
-    click.argument("traces", nargs=-1, required=True, metavar="TRACE..."),
-    click.option("--format", "trace_format", metavar="FORMAT",
+    click.argument("traces", nargs=-1, required=True, metavar="TRACE...", callback=read_places),
+    click.option("--format", "trace_format", metavar="FORMAT", callback=format_name,
                  help="Format of all traces, see `kvcore replay --help`.  [default: by content]"),
     click.option("--block-size", type=click.IntRange(1), metavar="N",
                  help="Tokens per KV block.  [default: as in the trace]"),
