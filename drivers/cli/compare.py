@@ -78,7 +78,8 @@ def compare_command(**options: Any) -> None:
       kvcore compare a.yaml b.yaml --trace azure.csv --workers 4 \\
           --classes premium=0.2,regular=0.8 --speedup 2
       kvcore compare a.yaml b.yaml --trace t.jsonl.gz --json - | jq .differences
-      kvcore compare exact.yaml reference.yaml --trace azure.csv --report shares.html
+      kvcore compare exact.yaml reference.yaml --trace azure.csv \\
+          --report shares.html
     """
     from .compare_run import Options, run
 

@@ -149,7 +149,8 @@ def replay_command(**options: Any) -> None:
       kvcore replay mooncake.jsonl.gz --workers 16
       kvcore replay azure.csv --workers 4 --policy premium.yaml \\
           --classes premium=0.2,regular=0.8
-      kvcore replay azure.csv --queue-policy wspt --queue-threshold 0.5 --speedup 2.5
+      kvcore replay azure.csv --queue-policy wspt --queue-threshold 0.5 \\
+          --speedup 2.5
       kvcore replay burstgpt.csv --concurrency 64 --json - | jq .requests
       kvcore replay agents.jsonl.gz --workers 4 --closed-loop --csv turns.csv
       kvcore replay azure.csv --report azure.html --figures azure-figures

@@ -44,9 +44,11 @@ def sweep_command(**options: Any) -> None:
 
     \b
     Examples:
-      kvcore sweep space.yaml --trace azure.csv --classes premium=0.2,regular=0.8 \\
+      kvcore sweep space.yaml --trace azure.csv \\
+          --classes premium=0.2,regular=0.8 \\
           --results sweep.jsonl --best best.yaml --plot front.svg
-      kvcore sweep space.yaml --trace azure.csv --backend dask --address tcp://10.0.0.1:8786
+      kvcore sweep space.yaml --trace azure.csv --backend dask \\
+          --address tcp://10.0.0.1:8786
       kvcore sweep space.yaml --trace azure.csv --json - | jq .best.policy
     """
     from .sweep_run import Options, run

@@ -180,12 +180,14 @@ def synth_command(**options: Any) -> None:
       bursty    the same in bursts of about ten seconds, with silence between them
       sessions  about four turns each, whose prompts hold all that was said before
       agents    trees: an answer starts up to three requests at once, twice over
+
     Answers are taken to last 20 ms a token: a trace has times of its own. Sessions and agents also say who waits for
     whom and for how long, for `kvcore replay --closed-loop`, which waits for a fleet instead.
 
     \b
     Example:
-      kvcore trace synth sessions --requests 5000 --rate 4 --families 20 --out talk.jsonl.gz
+      kvcore trace synth sessions --requests 5000 --rate 4 --families 20 \\
+          --out talk.jsonl.gz
     """
     from .trace_run import synth
 

@@ -45,7 +45,7 @@ Bad rows
     than nine digits of fraction, the 60th second.
     In JSON documents a bad entry is one bad row, named by its place in the document; times and tokens as above.
     Any format: a NUL byte, a carriage return inside the line, a line over 16 MiB that is no whole document, a last line
-    that is cut.
+    that is cut. A CSV file that breaks off inside its very last number looks whole: real ones have no final newline.
 Bad files
     Empty; only blank lines; a header alone; UTF-16 or UTF-32; carriage returns alone as line ends; a Git LFS pointer;
     other archives; one JSON array; a weka or otel file that is not one JSON object of 256 MiB at most; a header without

@@ -9,8 +9,9 @@ import re
 import sys
 import tempfile
 
+import click
 import pytest
-from kvcore.drivers.cli import main
+from kvcore.drivers.cli import cli, main
 from kvcore.drivers.replay.spool import Spool
 
 CSV = "TIMESTAMP,ContextTokens,GeneratedTokens\n" + "".join(
@@ -120,3 +121,22 @@ def test_a_narrow_terminal_hides_no_figure(monkeypatch, argv):
     figures = re.findall(r"\d[\d,.]* (?:ms|s|us|ns|%|pp)?", re.sub(r"(?m)^(run|memory) .*", "", wide))
     assert len(figures) > 10
     assert [figure for figure in figures if figure not in narrow] == []
+
+
+def commands(group, path=()):
+    """The words of every command and group."""
+    yield path
+    for name, command in group.commands.items():
+        if isinstance(command, click.Group):
+            yield from commands(command, (*path, name))
+        else:
+            yield (*path, name)
+
+
+@pytest.mark.parametrize("path", list(commands(cli)), ids=" ".join)
+def test_help_fits_a_terminal(capsys, monkeypatch, path):
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main([*path, "--help"]) == 0
+    out, error = capsys.readouterr()
+    assert error == ""
+    assert [line for line in out.splitlines() if len(line) > 80] == []
