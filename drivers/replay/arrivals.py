@@ -12,6 +12,7 @@ from fractions import Fraction
 from kvcore.errors import InvalidTrace
 
 from .rows import TraceRow
+from .traces import line_of
 
 NEVER_NS = 1 << 62  # later than any time that the core accepts
 
@@ -42,8 +43,9 @@ class FittingRows:
             else:
                 path = self._paths[row.file_index] if self._paths else f"file {row.file_index}"
                 tokens = row.prompt_tokens + row.output_tokens
-                reason = f"row {row.row}: {tokens} tokens of prompt and output never fit a KV cache of {tokens_max}"
-                raise InvalidTrace(path, None, reason)
+                reason = f"{tokens} tokens of prompt and output never fit a KV cache of {tokens_max}"
+                line = line_of(path, row.row) if self._paths else None
+                raise InvalidTrace(path, line, reason if line is not None else f"row {row.row}: {reason}")
 
 
 class OpenLoop:

@@ -63,22 +63,23 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
 from heapq import heappop, heappush, merge
-from itertools import chain
+from itertools import chain, islice
 from math import gcd
 from typing import Any
 
 from kvcore.errors import InvalidTrace
 
 from .agentic import Item, Opened
-from .formats import ABSOLUTE, BLOCK_SIZES, FORMATS, READ_WHOLE, detect, is_document, read_whole, row_parser
+from .formats import ABSOLUTE, BLOCK_SIZES, FORMATS, HEADED, READ_WHOLE, detect, is_document, read_whole, row_parser
 from .lines import Line, Lines
 from .links import NamedRows
 from .mooncake import BlockNamer, block_namer
 from .rows import TraceRow
 from .values import RowFacts, Unusable
 
-__all__ = ["FORMATS", "REORDER_ROWS", "TraceRow", "TraceStream", "open_traces"]
+__all__ = ["FORMATS", "REORDER_ROWS", "TraceRow", "TraceStream", "line_of", "open_traces"]
 
 #: How many rows of a file are held back to put late ones in their place.
 REORDER_ROWS = 65_536
@@ -321,6 +322,22 @@ def open_traces(
             lines.close()
         raise
     return TraceStream(sources, formats, block_size, skip_bad, limit)
+
+
+def line_of(path: str, row: int) -> int | None:
+    """The line of a row of a file that has been read: for an error text, by reading it once more.
+
+    None if that cannot be, as of a pipe, or if the format is none of one row a line.
+    """
+    if not os.path.isfile(path):
+        return None
+    try:
+        with closing(Lines(path, is_document)) as lines:
+            name, _ = _head(lines, None)
+            found = None if name in READ_WHOLE else next(islice(lines, row - 1 + (name in HEADED), None), None)
+    except InvalidTrace:
+        return None
+    return None if found is None else found[0]
 
 
 def _head(lines: Lines, format: str | None) -> tuple[str, bytes | str]:

@@ -123,6 +123,26 @@ def test_a_narrow_terminal_hides_no_figure(monkeypatch, argv):
     assert [figure for figure in figures if figure not in narrow] == []
 
 
+AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n\n2023-11-16 18:17:03,5,2\n\n2023-11-16 18:17:04,99999999,2\n"
+MOONCAKE = '{"timestamp": 0, "input_length": %d, "output_length": 2}\n'
+SIMULATED = '{"input_toks": %d, "output_toks": 2, "arrival_time_ns": %d}\n'
+
+
+@pytest.mark.parametrize(
+    ("content", "place"),
+    [
+        (AZURE, "big:5"),
+        (AZURE + "and more\n", "big:6"),
+        ("\n" + MOONCAKE % 5 + MOONCAKE % 99_999_999, "big:3"),
+        (SIMULATED % (5, 0) + SIMULATED % (99_999_999, 1), "big: row 2"),
+    ],
+)
+def test_a_row_that_fits_no_worker_has_a_line(capsys, folder, content, place):
+    (folder / "big").write_text(content)
+    assert main(["replay", "big"]) == 2
+    assert capsys.readouterr().err.startswith(f"kvcore: error: {place}: ")
+
+
 def commands(group, path=()):
     """The words of every command and group."""
     yield path

@@ -244,7 +244,7 @@ def test_speedup_and_closed_loop(kvcore):
         (["replay", "."], ".: "),
         (["replay", "empty"], "empty: "),
         (["replay", "bad.jsonl"], "bad.jsonl:2: "),
-        (["replay", "unfit.jsonl"], "unfit.jsonl: row 1: "),
+        (["replay", "unfit.jsonl"], "unfit.jsonl:1: "),
         (["replay", "t.jsonl", "--workers", "0"], "Invalid value for '--workers'"),
         (["replay", "t.jsonl", "--workers", "x"], "Invalid value for '--workers'"),
         (["replay", "t.jsonl", "--seed", "-1"], "--seed must be 0 .. 2^64-1"),
