@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import gzip
 import os
+import signal
 import stat
 import sys
+import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from io import TextIOWrapper
-from typing import IO, Any, cast
+from typing import IO, Any, NoReturn, cast
 
 import click
 
@@ -80,7 +82,7 @@ def write_outputs(outputs: Iterable[tuple[str, Callable[[IO[str]], None]]]) -> N
                 part = _part(path)
                 # Text of file names that are not UTF-8 comes back out as the bytes that it was.
                 with (
-                    naming(path),
+                    naming(path), _leaving_nothing(),
                     open(part, "x", encoding="utf-8", errors="surrogateescape", newline="") as stream,
                 ):
                     parts.append((part, os.path.realpath(path)))
@@ -125,6 +127,25 @@ def naming(path: str) -> Iterator[None]:
         if error.filename is not None and error.filename != _part(path):
             raise
         raise OSError(error.errno, error.strerror or str(error), path) from error
+
+
+@contextmanager
+def _leaving_nothing() -> Iterator[None]:
+    """SIGTERM and SIGHUP, whose default is to end at once, end the program by an exception, as Ctrl-C does."""
+    ours = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) is signal.SIG_DFL]
+    if threading.current_thread() is not threading.main_thread():
+        ours = []
+
+    def end(number: int, frame: object) -> NoReturn:
+        raise SystemExit(128 + number)
+
+    for number in ours:
+        signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number in ours:
+            signal.signal(number, signal.SIG_DFL)
 
 
 def _write_in_place(path: str, fill: Callable[[IO[str]], None]) -> None:

@@ -6,12 +6,13 @@ import errno
 import io
 import os
 import re
+import signal
 import sys
 import tempfile
 
 import click
 import pytest
-from kvcore.drivers.cli import cli, main
+from kvcore.drivers.cli import cli, main, replay_run
 from kvcore.drivers.replay.spool import Spool
 
 CSV = "TIMESTAMP,ContextTokens,GeneratedTokens\n" + "".join(
@@ -93,6 +94,25 @@ def test_a_full_disk_is_named(monkeypatch):
 def test_a_closed_standard_output_is_no_terminal(monkeypatch):
     monkeypatch.setattr(sys, "stdout", None)
     assert main(["policy", "check", "a.yaml"]) == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_run_that_is_told_to_end_leaves_nothing(folder, monkeypatch, number):
+    def told(*args, **options):
+        assert [path.name for path in folder.glob(".j.gz*")] == [f".j.gz.{os.getpid()}.part"]
+        os.kill(os.getpid(), number)
+        raise AssertionError("the signal should have come first")
+
+    monkeypatch.setattr(replay_run, "simulate", told)
+    before = signal.signal(number, signal.SIG_DFL)  # nohup has it ignored, and so it stays
+    try:
+        with pytest.raises(SystemExit) as caught:
+            main(["replay", "t.csv", "--journal", "j.gz"])
+        assert signal.getsignal(number) is signal.SIG_DFL
+    finally:
+        signal.signal(number, before)
+    assert caught.value.code == 128 + number
+    assert list(folder.glob("*j.gz*")) == []
 
 
 class Terminal(io.StringIO):
