@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import click
 
-from .replay import WORKERS_MAX, format_name, read_places, speedup_option
+from .replay import WORKERS_MAX, Destination, format_name, read_places, speedup_option
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -58,9 +58,9 @@ def load_options(command: Command) -> Command:
               help="Draws of the bootstrap.")
 @click.option("--confidence", type=click.IntRange(50, 99), default=95, show_default=True, metavar="PERCENT",
               help="What an interval holds of the resampled differences.")
-@click.option("--json", "json_path", type=click.Path(allow_dash=True), metavar="OUT",
+@click.option("--json", "json_path", type=Destination(), metavar="OUT",
               help="Write all numbers and the configuration as JSON; - for standard output, in place of the table.")
-@click.option("--report", type=click.Path(allow_dash=True), metavar="OUT",
+@click.option("--report", type=Destination(), metavar="OUT",
               help="Write a page (HTML, one file) with the numbers, the differences and their intervals as pictures, "
                    "and how shares went over time. Runs each replay a second time. Needs the extra 'report'.")
 @click.option("--quiet", "-q", is_flag=True, help="No table, no notes and no progress bar.")

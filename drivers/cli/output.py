@@ -34,6 +34,8 @@ def check_output(option: str, path: str, inputs: Iterable[str]) -> None:
     try:
         if os.path.exists(path) and not os.access(path, os.W_OK):
             raise click.ClickException(f"{option} {path}: is not writable")
+        if _has_standard_output(path):
+            raise click.ClickException(f"{option} {path}: standard output goes to this file, which would be replaced")
         if _is_special(path):
             return  # opening a pipe only to look would end it for its reader
         part = _part(path)
@@ -159,6 +161,14 @@ def _write_in_place(path: str, fill: Callable[[IO[str]], None]) -> None:
 def _is_special(path: str) -> bool:
     """Whether the path names something that must not be replaced by a file: a device, a pipe."""
     return os.path.exists(path) and not os.path.isfile(path)
+
+
+def _has_standard_output(path: str) -> bool:
+    """Whether what is printed goes to the very file."""
+    try:
+        return os.path.isfile(path) and os.path.samestat(os.fstat(sys.stdout.fileno()), os.stat(path))
+    except (AttributeError, OSError, ValueError):  # standard output is closed, or no file of the system
+        return False
 
 
 def _part(path: str) -> str:

@@ -72,6 +72,19 @@ def format_name(ctx: click.Context, param: click.Parameter, value: str | None) -
     return "vidur" if value == "splitwise" else value
 
 
+class Destination(click.Path):
+    """Where something is written, - being standard output, whatever it is called."""
+
+    _CALLED = ("/dev/stdout", "/dev/fd/1", "/proc/self/fd/1")
+
+    def __init__(self) -> None:
+        super().__init__(allow_dash=True)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The name."""
+        return "-" if value in self._CALLED else super().convert(value, param, ctx)
+
+
 #: Shared by all commands that replay.
 speedup_option = click.option(
     "--speedup", metavar="X", callback=_speedup,
@@ -124,13 +137,13 @@ speedup_option = click.option(
               help="Seed of class draws and of the scheduler's tie-breaks.")
 @click.option("--limit", type=click.IntRange(1), metavar="N", help="Stop after the first N requests.")
 @click.option("--skip-bad", is_flag=True, help="Skip and count rows that cannot be used, instead of stopping.")
-@click.option("--json", "json_path", type=click.Path(allow_dash=True), metavar="OUT",
+@click.option("--json", "json_path", type=Destination(), metavar="OUT",
               help="Write all numbers and the run's configuration as JSON.")
-@click.option("--csv", "csv_path", type=click.Path(allow_dash=True), metavar="OUT",
+@click.option("--csv", "csv_path", type=Destination(), metavar="OUT",
               help="Write one line per request as CSV.")
 @click.option("--journal", type=click.Path(), metavar="OUT",
               help="Write every event and action as a journal, for `kvcore journal`; gzipped if OUT ends in .gz.")
-@click.option("--report", type=click.Path(allow_dash=True), metavar="OUT",
+@click.option("--report", type=Destination(), metavar="OUT",
               help="Write a page (HTML, one file) with the numbers, pictures over time and what became of the slowest "
                    "requests. Runs the replay a second time. Needs the extra 'report'.")
 @click.option("--figures", type=click.Path(), metavar="DIR",

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import click
 
-from .replay import format_name, read_places
+from .replay import Destination, format_name, read_places
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -30,7 +30,7 @@ _READ = (
     click.option("--skip-bad", is_flag=True, help="Skip and count rows that cannot be used, instead of stopping."),
     click.option("--quiet", "-q", is_flag=True, help="No table and no notes."),
 )
-_OUT = click.option("--out", "-o", type=click.Path(allow_dash=True), default="-", metavar="OUT",
+_OUT = click.option("--out", "-o", type=Destination(), default="-", metavar="OUT",
                     help="Where the trace goes, gzipped if OUT ends in .gz.  [default: standard output]")
 _TO = click.option("--to", type=click.Choice(_FORMATS), metavar="FORMAT",
                    help="Format to write: mooncake, azure, burstgpt or vidur.  [default: as read, or mooncake]")
@@ -72,7 +72,7 @@ def trace_group() -> None:
 
 @trace_group.command("stats")
 @_reading
-@click.option("--json", "json_path", type=click.Path(allow_dash=True), metavar="OUT",
+@click.option("--json", "json_path", type=Destination(), metavar="OUT",
               help="Write all numbers as JSON; - for standard output, in place of the table.")
 @click.option("--figure", type=click.Path(), metavar="OUT",
               help="Draw arrivals, lengths and prefix sharing; OUT ends in .svg or .png. Needs kvcore[report].")

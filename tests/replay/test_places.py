@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import io
+import json
 import os
 import re
 import signal
@@ -94,6 +95,26 @@ def test_a_full_disk_is_named(monkeypatch):
 def test_a_closed_standard_output_is_no_terminal(monkeypatch):
     monkeypatch.setattr(sys, "stdout", None)
     assert main(["policy", "check", "a.yaml"]) == 0
+
+
+@pytest.mark.parametrize("name", ["/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"])
+def test_another_name_of_standard_output_is_a_dash(capsys, name):
+    assert main(["replay", "t.csv", "--json", name]) == 0
+    assert json.loads(capsys.readouterr().out)["requests"]["read"] == 30
+    assert main(["replay", "t.csv", "--json", name, "--csv", "-"]) == 2
+    assert "--json and --csv must go to different places" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", ["--json", "--csv", "--journal"])
+def test_no_file_takes_the_place_of_what_is_printed(capsys, monkeypatch, folder, option):
+    with open(folder / "o", "w+") as printed:
+        monkeypatch.setattr(sys, "stdout", printed)
+        assert main(["replay", "t.csv", option, "./o"]) == 2
+        assert main(["replay", "t.csv", option, "other"]) == 0
+        printed.seek(0)
+        assert printed.read().startswith("class ")
+    assert capsys.readouterr().err == (
+        f"kvcore: error: {option} ./o: standard output goes to this file, which would be replaced\n")
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
