@@ -67,9 +67,11 @@ def _one_of(members: type[Enum], about: str, takes_null: bool = True) -> Key:
     return Key(marks.choice(members), f"one of {values}", about, takes_null=takes_null)
 
 
-def _list_of(what: str, name_key: str, kind: str, about: str, keys: Mapping[str, Key]) -> Key:
+def _list_of(
+    what: str, name_key: str, kind: str, about: str, keys: Mapping[str, Key], is_required: bool = True
+) -> Key:
     read = marks.sections(what, name_key, readers(keys), required(keys))
-    return Key(read, kind, about, is_required=True, takes_null=False, below=keys)
+    return Key(read, kind, about, is_required=is_required, takes_null=False, below=keys)
 
 
 # Readers of what is neither a scalar nor a list of sections.
@@ -99,6 +101,15 @@ def _models(node: yaml.Node, place: Place) -> dict[str, Section]:
         profile = Place(place.source, f"model {marks.quote(name)}", None, here.line)
         found[name] = marks.read_section(value, profile, readers(PROFILE), required(PROFILE))
     return found
+
+
+def _selection(node: yaml.Node, place: Place) -> Section:
+    here = place.within("worker_selection", place.line)
+    return marks.read_section(marks.mapping(node, place), here, readers(SELECTION), required(SELECTION))
+
+
+def _any_mapping(node: yaml.Node, place: Place) -> bool:
+    return _ignored(marks.mapping(node, place), place)
 
 
 def _ignored(node: yaml.Node, place: Place) -> bool:
@@ -171,8 +182,21 @@ MODELS = Key(
     _models, "mapping of profiles by model name",
     "Profiles of single models, each complete. One replaces the root's; only `arbitration` and `capacity` are taken "
     "from the root where it has none.", below=PROFILE)
-#: Keys of the reference that say nothing about queues: their content must be YAML and is not looked at.
+INSTANCE: dict[str, Key] = {
+    "name": _text("Its name, different from all others and not `default`.", is_required=True),
+    "type": _text("What kind of selector it is.", is_required=True),
+    "parameters": Key(_any_mapping, "mapping", "What it is built with.", takes_null=False),
+}
+SELECTION: dict[str, Key] = {
+    stage: _text("The selector of this stage: `default`, or the name of an instance.")
+    for stage in ("aggregated", "prefill", "decode", "encode")
+} | {"instances": _list_of("instance", "name", "list of instances", "Selectors.", INSTANCE, is_required=False)}
+#: Keys of the reference that say nothing about queues: worker_selection is checked, of the others only that it is YAML.
 IGNORED: dict[str, Key] = {
+    "worker_selection": Key(
+        _selection, "mapping", "Checked and not used: workers are selected as `SelectionWeights` says.",
+        below=SELECTION),
+} | {
     name: Key(_ignored, "anything", "Read and ignored: it is of no concern to queues.", takes_null=False)
-    for name in ("worker_selection", "router", "request_classifier")
+    for name in ("router", "request_classifier")
 }

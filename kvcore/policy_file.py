@@ -6,8 +6,9 @@ The keys stand in `_policy_keys`. Nothing here reads a file: the caller does, an
 
 The first failing check wins, in this order: the whole text is read in file order (YAML, unknown, duplicate and missing
 keys, types, number ranges); then the rules of the root profile; then those of each model profile in file order; then
-that anything is defined at all. Of several bad models, the first in file order is reported. Whether admission policies
-can be built is another question, which `check_admission` answers: their types need not be known where a file is read.
+those of worker_selection; then that anything is defined at all. Of several bad models, the first in file order is
+reported. Whether admission policies can be built is another question, which `check_admission` answers: their types need
+not be known where a file is read.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from kvcore.errors import InvalidPolicy
 from kvcore.policy import AdmissionSpec, Arbitration, CacheBucket, Capacity, PolicyClass, PolicyProfile
 
 _IDENTIFIER = re.compile(r"[A-Za-z0-9_.-]+")
+_DEFAULT_SELECTOR = "default"
 _ROOT_PROFILE_KEYS = keys.required(keys.PROFILE)
 
 
@@ -82,6 +84,8 @@ def load_policy(text: str, source: str = "<policy>") -> PolicyDocument:
         if name == "":
             raise section.place.error("a model name must not be empty")
         _check_profile(section)
+    if root.values.get("worker_selection") is not None:
+        _check_selection(root.values["worker_selection"])
     ignored = tuple([key for key in root.values if key in keys.IGNORED and root.values[key]])
     if not given and not models:
         if not ignored:
@@ -228,6 +232,29 @@ def _check_cells(
             if (family, bucket) not in served:
                 reason = f"no class serves family {marks.quote(family)} in bucket {marks.quote(bucket)}"
                 raise profile.at("policy_classes").error(reason)
+
+
+def _check_selection(selection: Section) -> None:
+    """Instances are named, once each, and a stage names one of them."""
+    stages = {key: value for key, value in selection.values.items() if key != "instances" and value is not None}
+    instances: list[Section] = selection.values.get("instances", [])
+    if not stages and not instances:
+        raise selection.place.error("names neither a stage nor an instance")
+    lines: dict[str, int | None] = {}
+    for item in instances:
+        name = item.values["name"]
+        for key in ("name", "type"):
+            _check_identifier(item.values[key], item.at(key))
+        if name == _DEFAULT_SELECTOR:
+            raise item.at("name").error(f"{_DEFAULT_SELECTOR} is reserved")
+        if name in lines:
+            raise item.at("name").error(f"another instance has this name, on line {lines[name]}")
+        lines[name] = item.at("name").line
+    known = [_DEFAULT_SELECTOR, *lines]
+    for stage, name in stages.items():
+        if name not in known:
+            hint = marks.did_you_mean(name, known)
+            raise selection.at(stage).error(f"no instance is called {marks.quote(name)}{hint}")
 
 
 # Building, and saying what was built.

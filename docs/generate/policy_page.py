@@ -54,4 +54,6 @@ def page() -> str:
         "## A class", "Each item of `policy_classes`.", _table(keys.CLASS, _defaults(PolicyClass)),
         "### An admission policy", "What stands under `admission`.", _table(keys.ADMISSION, {}),
         "Built in are:", *[_parameters(name) for name in sorted(BUILT_IN)],
+        "## Selection of workers", "What stands under `worker_selection`.", _table(keys.SELECTION, {}),
+        "### An instance", "Each item of `instances`.", _table(keys.INSTANCE, {}),
     ])

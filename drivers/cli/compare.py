@@ -7,12 +7,12 @@ from typing import Any, TypeVar
 
 import click
 
-from .replay import WORKERS_MAX, speedup_option
+from .replay import WORKERS_MAX, Destination, format_name, read_places, speedup_option
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 _LOAD = (
-    click.option("--trace", "traces", multiple=True, required=True, metavar="TRACE",
+    click.option("--trace", "traces", multiple=True, required=True, metavar="TRACE", callback=read_places,
                  help="Trace to replay, see kvcore replay; may be given again, and all are merged by time."),
     click.option("--workers", type=click.IntRange(1, WORKERS_MAX), default=1, show_default=True, metavar="N",
                  help="Workers in the fleet."),
@@ -27,12 +27,13 @@ _LOAD = (
     click.option("--classes", metavar="SPEC",
                  help="Classes of requests whose trace names none, drawn by weight, such as "
                       "premium=0.2,regular=0.8."),
-    click.option("--format", "trace_format", metavar="FORMAT",
+    click.option("--format", "trace_format", metavar="FORMAT", callback=format_name,
                  help="Format of all traces.  [default: by content]"),
     click.option("--block-size", type=click.IntRange(1), metavar="N",
                  help="Tokens per KV block.  [default: as in the trace, 16 if it has no block hashes]"),
     click.option("--trace-block-size", type=click.IntRange(1), metavar="N",
-                 help="Tokens that one of the trace's block hashes stands for.  [default: 512]"),
+                 help="Tokens that one of the trace's block hashes stands for.  [default: as the file says, else 512; "
+                      "bailian 16]"),
     speedup_option,
     click.option("--concurrency", type=click.IntRange(1), metavar="N",
                  help="Closed loop: ignore the trace's times and keep N requests in flight."),
@@ -57,9 +58,9 @@ def load_options(command: Command) -> Command:
               help="Draws of the bootstrap.")
 @click.option("--confidence", type=click.IntRange(50, 99), default=95, show_default=True, metavar="PERCENT",
               help="What an interval holds of the resampled differences.")
-@click.option("--json", "json_path", type=click.Path(allow_dash=True), metavar="OUT",
+@click.option("--json", "json_path", type=Destination(), metavar="OUT",
               help="Write all numbers and the configuration as JSON; - for standard output, in place of the table.")
-@click.option("--report", type=click.Path(allow_dash=True), metavar="OUT",
+@click.option("--report", type=Destination(), metavar="OUT",
               help="Write a page (HTML, one file) with the numbers, the differences and their intervals as pictures, "
                    "and how shares went over time. Runs each replay a second time. Needs the extra 'report'.")
 @click.option("--quiet", "-q", is_flag=True, help="No table, no notes and no progress bar.")
@@ -77,7 +78,8 @@ def compare_command(**options: Any) -> None:
       kvcore compare a.yaml b.yaml --trace azure.csv --workers 4 \\
           --classes premium=0.2,regular=0.8 --speedup 2
       kvcore compare a.yaml b.yaml --trace t.jsonl.gz --json - | jq .differences
-      kvcore compare exact.yaml reference.yaml --trace azure.csv --report shares.html
+      kvcore compare exact.yaml reference.yaml --trace azure.csv \\
+          --report shares.html
     """
     from .compare_run import Options, run
 

@@ -152,11 +152,13 @@ def jobs(count: int) -> list[Job]:
 def _print(outcomes: Sequence[Outcome]) -> None:
     from rich.console import Console
 
+    from ..replay.text import print_table
+
     width = None if sys.stdout.isatty() else _PIPED_WIDTH
     console = Console(highlight=False, markup=False, emoji=False, width=width)
-    console.print(_classes(outcomes))
+    print_table(console, _classes(outcomes))
     console.print()
-    console.print(_workers(outcomes))
+    print_table(console, _workers(outcomes))
     share = QUANTA["premium"] / sum(QUANTA.values())
     half = outcomes[:len(outcomes) // 2]
     premium = sum(outcome.job.policy_class == "premium" for outcome in half)

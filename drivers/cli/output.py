@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import gzip
 import os
+import signal
 import stat
 import sys
-from collections.abc import Callable, Collection, Iterable, Sequence
+import threading
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from io import TextIOWrapper
-from typing import IO, Any, cast
+from typing import IO, Any, NoReturn, cast
 
 import click
 
@@ -22,6 +25,8 @@ def check_output(option: str, path: str, inputs: Iterable[str]) -> None:
     """
     if path == STDOUT:
         return
+    if not path:
+        raise click.ClickException(f"{option}: the name is empty")
     if os.path.isdir(path):
         raise click.ClickException(f"{option} {path}: is a directory")
     if any(os.path.exists(path) and os.path.exists(other) and os.path.samefile(path, other) for other in inputs):
@@ -29,6 +34,8 @@ def check_output(option: str, path: str, inputs: Iterable[str]) -> None:
     try:
         if os.path.exists(path) and not os.access(path, os.W_OK):
             raise click.ClickException(f"{option} {path}: is not writable")
+        if _has_standard_output(path):
+            raise click.ClickException(f"{option} {path}: standard output goes to this file, which would be replaced")
         if _is_special(path):
             return  # opening a pipe only to look would end it for its reader
         part = _part(path)
@@ -63,7 +70,7 @@ def write_outputs(outputs: Iterable[tuple[str, Callable[[IO[str]], None]]]) -> N
     """Write every (path, fill): all are complete before the first takes its name, and none does if one fails.
 
     Devices and pipes are written in place. Standard output comes last, so that a reader who closes it spoils nothing.
-    Raises: OSError; BrokenPipeError from standard output.
+    Raises: OSError that names the path; BrokenPipeError from standard output.
     """
     parts: list[tuple[str, str]] = []
     late: list[Callable[[IO[str]], None]] = []
@@ -76,20 +83,25 @@ def write_outputs(outputs: Iterable[tuple[str, Callable[[IO[str]], None]]]) -> N
             else:
                 part = _part(path)
                 # Text of file names that are not UTF-8 comes back out as the bytes that it was.
-                with open(part, "x", encoding="utf-8", errors="surrogateescape", newline="") as stream:
+                with (
+                    naming(path), _leaving_nothing(),
+                    open(part, "x", encoding="utf-8", errors="surrogateescape", newline="") as stream,
+                ):
                     parts.append((part, os.path.realpath(path)))
                     fill(stream)
         while parts:
             part, path = parts[0]
-            if os.path.exists(path):
-                os.chmod(part, stat.S_IMODE(os.stat(path).st_mode))
-            os.replace(part, path)
+            with naming(path):
+                if os.path.exists(path):
+                    os.chmod(part, stat.S_IMODE(os.stat(path).st_mode))
+                os.replace(part, path)
             del parts[0]
     finally:
         for part, _ in parts:
             os.unlink(part)
     for fill in late:
-        fill(sys.stdout)
+        with naming("standard output"):
+            fill(sys.stdout)
 
 
 def write_text(path: str, write: Callable[[IO[str]], None]) -> None:
@@ -106,9 +118,41 @@ def write_text(path: str, write: Callable[[IO[str]], None]) -> None:
     write_outputs([(path, write_packed if path.endswith(".gz") else write)])
 
 
+@contextmanager
+def naming(path: str) -> Iterator[None]:
+    """Around what writes: the system names no file when a disk is full, and else the one beside the file."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        if error.filename is not None and error.filename != _part(path):
+            raise
+        raise OSError(error.errno, error.strerror or str(error), path) from error
+
+
+@contextmanager
+def _leaving_nothing() -> Iterator[None]:
+    """SIGTERM and SIGHUP, whose default is to end at once, end the program by an exception, as Ctrl-C does."""
+    ours = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) is signal.SIG_DFL]
+    if threading.current_thread() is not threading.main_thread():
+        ours = []
+
+    def end(number: int, frame: object) -> NoReturn:
+        raise SystemExit(128 + number)
+
+    for number in ours:
+        signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number in ours:
+            signal.signal(number, signal.SIG_DFL)
+
+
 def _write_in_place(path: str, fill: Callable[[IO[str]], None]) -> None:
     try:
-        with open(path, "w", encoding="utf-8", errors="surrogateescape", newline="") as stream:
+        with naming(path), open(path, "w", encoding="utf-8", errors="surrogateescape", newline="") as stream:
             fill(stream)
     except BrokenPipeError as error:
         raise click.ClickException(f"{path}: nobody reads it any more") from error
@@ -117,6 +161,14 @@ def _write_in_place(path: str, fill: Callable[[IO[str]], None]) -> None:
 def _is_special(path: str) -> bool:
     """Whether the path names something that must not be replaced by a file: a device, a pipe."""
     return os.path.exists(path) and not os.path.isfile(path)
+
+
+def _has_standard_output(path: str) -> bool:
+    """Whether what is printed goes to the very file."""
+    try:
+        return os.path.isfile(path) and os.path.samestat(os.fstat(sys.stdout.fileno()), os.stat(path))
+    except (AttributeError, OSError, ValueError):  # standard output is closed, or no file of the system
+        return False
 
 
 def _part(path: str) -> str:

@@ -65,7 +65,7 @@ def policy_group() -> None:
     help="Print the policy in effect as JSON, itself a policy file; all else goes to standard error.",
 )
 def check_command(file: str, model: str | None, max_prompt: int | None, as_json: bool) -> None:
-    """Validate the policy in FILE and print what is in effect, every default spelled out.
+    """Validate the policy in FILE, - for standard input, and print what is in effect, every default spelled out.
 
     For each class it also prints the worst case of a waiting request: how many prompt tokens of all classes may be
     served before it, as long as its class and lane may run. Own backlog is what waits in its class when it arrives.
@@ -112,7 +112,7 @@ def _one_line(text: str) -> str:
 def read_policy_text(file: str) -> str:
     """The text of a policy file. Raises: PolicyFileError."""
     try:
-        with open(file, "rb") as stream:
+        with open("/dev/stdin" if file == "-" else file, "rb") as stream:
             data = stream.read(FILE_BYTES_MAX + 1)
     except (OSError, ValueError) as error:
         raise PolicyFileError(f"{file}: {getattr(error, 'strerror', None) or error}") from error
@@ -157,7 +157,7 @@ def _report(file: str, scope: str | None, document: PolicyDocument, warnings: li
 
     from kvcore.policy_lint import worst_cases
 
-    terminal = sys.stdout.isatty()
+    terminal = sys.stdout is not None and sys.stdout.isatty()
     buffer = StringIO()
     width = shutil.get_terminal_size().columns if terminal else _PIPE_COLUMNS
     # Names come from the file: neither markup nor emoji codes in them mean anything.

@@ -62,6 +62,29 @@ def _speedup(ctx: click.Context, param: click.Parameter, value: str | None) -> F
     return number
 
 
+def read_places(ctx: click.Context, param: click.Parameter, value: tuple[str, ...]) -> tuple[str, ...]:
+    """Names of files to read, - being standard input."""
+    return tuple("/dev/stdin" if path == "-" else path for path in value)
+
+
+def format_name(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
+    """The name that the reader has for a format."""
+    return "vidur" if value == "splitwise" else value
+
+
+class Destination(click.Path):
+    """Where something is written, - being standard output, whatever it is called."""
+
+    _CALLED = ("/dev/stdout", "/dev/fd/1", "/proc/self/fd/1")
+
+    def __init__(self) -> None:
+        super().__init__(allow_dash=True)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The name."""
+        return "-" if value in self._CALLED else super().convert(value, param, ctx)
+
+
 #: Shared by all commands that replay.
 speedup_option = click.option(
     "--speedup", metavar="X", callback=_speedup,
@@ -69,7 +92,7 @@ speedup_option = click.option(
 
 
 @click.command("replay", cls=_ReplayCommand, short_help="Replay traces through the scheduler and modelled engines.")
-@click.argument("traces", nargs=-1, required=True, metavar="TRACE...")
+@click.argument("traces", nargs=-1, required=True, metavar="TRACE...", callback=read_places)
 @click.option("--workers", type=click.IntRange(1, WORKERS_MAX), default=1, show_default=True, metavar="N",
               help="Workers in the fleet.")
 @click.option("--engine", metavar="PRESET", default="generic", show_default=True,
@@ -95,7 +118,7 @@ speedup_option = click.option(
 @click.option("--classes", metavar="SPEC",
               help="Classes of requests whose trace names none, drawn by weight, such as premium=0.2,regular=0.8. "
                    "Needs --policy.")
-@click.option("--format", "trace_format", metavar="FORMAT",
+@click.option("--format", "trace_format", metavar="FORMAT", callback=format_name,
               help="Format of all traces, see below.  [default: by content]")
 @click.option("--block-size", type=click.IntRange(1), metavar="N",
               help="Tokens per KV block.  [default: as in the trace, 16 if it has no block hashes]")
@@ -114,13 +137,13 @@ speedup_option = click.option(
               help="Seed of class draws and of the scheduler's tie-breaks.")
 @click.option("--limit", type=click.IntRange(1), metavar="N", help="Stop after the first N requests.")
 @click.option("--skip-bad", is_flag=True, help="Skip and count rows that cannot be used, instead of stopping.")
-@click.option("--json", "json_path", type=click.Path(allow_dash=True), metavar="OUT",
+@click.option("--json", "json_path", type=Destination(), metavar="OUT",
               help="Write all numbers and the run's configuration as JSON.")
-@click.option("--csv", "csv_path", type=click.Path(allow_dash=True), metavar="OUT",
+@click.option("--csv", "csv_path", type=Destination(), metavar="OUT",
               help="Write one line per request as CSV.")
 @click.option("--journal", type=click.Path(), metavar="OUT",
               help="Write every event and action as a journal, for `kvcore journal`; gzipped if OUT ends in .gz.")
-@click.option("--report", type=click.Path(allow_dash=True), metavar="OUT",
+@click.option("--report", type=Destination(), metavar="OUT",
               help="Write a page (HTML, one file) with the numbers, pictures over time and what became of the slowest "
                    "requests. Runs the replay a second time. Needs the extra 'report'.")
 @click.option("--figures", type=click.Path(), metavar="DIR",
@@ -130,16 +153,17 @@ def replay_command(**options: Any) -> None:
     """Replay the requests of TRACE files in virtual time through the scheduler and modelled inference engines, and
     report per policy class how long they waited, what share they got and how much of their prompts was cached.
 
-    Traces may be gzipped; several are merged by time. OUT may be - for standard output, in place of the table. In
-    JSON and CSV times are nanoseconds (*_ns) and lengths are tokens. The same command and seed give the same bytes,
-    except under the JSON key "run".
+    Traces may be gzipped; several are merged by time; - is standard input. OUT may be - for standard output, in place
+    of the table. In JSON and CSV times are nanoseconds (*_ns) and lengths are tokens. The same command and seed give
+    the same bytes, except under the JSON key "run".
 
     \b
     Examples:
       kvcore replay mooncake.jsonl.gz --workers 16
       kvcore replay azure.csv --workers 4 --policy premium.yaml \\
           --classes premium=0.2,regular=0.8
-      kvcore replay azure.csv --queue-policy wspt --queue-threshold 0.5 --speedup 2.5
+      kvcore replay azure.csv --queue-policy wspt --queue-threshold 0.5 \\
+          --speedup 2.5
       kvcore replay burstgpt.csv --concurrency 64 --json - | jq .requests
       kvcore replay agents.jsonl.gz --workers 4 --closed-loop --csv turns.csv
       kvcore replay azure.csv --report azure.html --figures azure-figures

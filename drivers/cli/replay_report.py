@@ -38,6 +38,8 @@ def check_report(option: str, figures: str | None, traces: tuple[str, ...]) -> N
 
 
 def _check_folder(path: str) -> None:
+    if not path:
+        raise click.ClickException("--figures: the name is empty")
     place = path if os.path.lexists(path) else os.path.dirname(os.path.abspath(path))
     if not os.path.isdir(place):
         raise click.ClickException(f"--figures {path}: {place} is not a directory")

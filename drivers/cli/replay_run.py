@@ -32,7 +32,7 @@ from ..replay.result import ReplayResult
 from ..replay.simulate import Tap, simulate
 from ..replay.traces import FORMATS, TraceStream, open_traces
 from .journal import write_journal
-from .output import STDOUT, check_outputs, write_outputs
+from .output import STDOUT, check_outputs, naming, write_outputs
 from .replay_report import Outputs, check_report, make_report, report_outputs
 
 _BAD_ROWS_SHOWN = 3
@@ -396,4 +396,5 @@ def _write(options: Options, report: dict[str, Any], result: ReplayResult, outpu
     if not options.quiet and not taken:
         from ..replay.text import print_report
 
-        print_report(report)
+        with naming("standard output"):
+            print_report(report)

@@ -82,7 +82,8 @@ def serve_command(
     \b
     Examples:
       kvcore serve --worker http://127.0.0.1:8101 --worker http://127.0.0.1:8102
-      kvcore serve --policy premium.yaml --worker http://127.0.0.1:8101,max-requests=4
+      kvcore serve --policy premium.yaml \\
+          --worker http://127.0.0.1:8101,max-requests=4
       kvcore serve --config gateway.yaml --port 9000 --dump-config
     """
     with extra("gateway", "kvcore serve"):

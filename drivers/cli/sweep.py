@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from .compare import load_options
+from .replay import Destination
 
 
 @click.command("sweep", short_help="Search a space of policies and fleets for the best one.")
@@ -23,9 +24,9 @@ from .compare import load_options
               help="Where the cluster is: dask's scheduler, such as tcp://10.0.0.1:8786, or ray's head, such as "
                    "10.0.0.1:6379.")
 @click.option("--best", metavar="OUT", type=click.Path(), help="Write the best policy as a policy file (YAML).")
-@click.option("--csv", "csv_path", type=click.Path(allow_dash=True), metavar="OUT",
+@click.option("--csv", "csv_path", type=Destination(), metavar="OUT",
               help="Write one line per point as CSV; - for standard output, in place of the table.")
-@click.option("--json", "json_path", type=click.Path(allow_dash=True), metavar="OUT",
+@click.option("--json", "json_path", type=Destination(), metavar="OUT",
               help="Write all points, the ranking, the best policy and the configuration as JSON.")
 @click.option("--plot", metavar="OUT", type=click.Path(dir_okay=False),
               help="Draw the Pareto front of the first two goals: .svg, .png or .pdf.")
@@ -44,9 +45,11 @@ def sweep_command(**options: Any) -> None:
 
     \b
     Examples:
-      kvcore sweep space.yaml --trace azure.csv --classes premium=0.2,regular=0.8 \\
+      kvcore sweep space.yaml --trace azure.csv \\
+          --classes premium=0.2,regular=0.8 \\
           --results sweep.jsonl --best best.yaml --plot front.svg
-      kvcore sweep space.yaml --trace azure.csv --backend dask --address tcp://10.0.0.1:8786
+      kvcore sweep space.yaml --trace azure.csv --backend dask \\
+          --address tcp://10.0.0.1:8786
       kvcore sweep space.yaml --trace azure.csv --json - | jq .best.policy
     """
     from .sweep_run import Options, run

@@ -8,6 +8,8 @@ from typing import Any, TypeVar
 
 import click
 
+from .replay import Destination, format_name, read_places
+
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 #: Formats that can be written; those that can be read are in the help of `kvcore replay`.
@@ -16,8 +18,8 @@ _FORMATS = ("mooncake", "azure", "burstgpt", "vidur")
 _KINDS = ("poisson", "bursty", "sessions", "agents")
 
 _READ = (
-    click.argument("traces", nargs=-1, required=True, metavar="TRACE..."),
-    click.option("--format", "trace_format", metavar="FORMAT",
+    click.argument("traces", nargs=-1, required=True, metavar="TRACE...", callback=read_places),
+    click.option("--format", "trace_format", metavar="FORMAT", callback=format_name,
                  help="Format of all traces, see `kvcore replay --help`.  [default: by content]"),
     click.option("--block-size", type=click.IntRange(1), metavar="N",
                  help="Tokens per KV block.  [default: as in the trace]"),
@@ -28,7 +30,7 @@ _READ = (
     click.option("--skip-bad", is_flag=True, help="Skip and count rows that cannot be used, instead of stopping."),
     click.option("--quiet", "-q", is_flag=True, help="No table and no notes."),
 )
-_OUT = click.option("--out", "-o", type=click.Path(allow_dash=True), default="-", metavar="OUT",
+_OUT = click.option("--out", "-o", type=Destination(), default="-", metavar="OUT",
                     help="Where the trace goes, gzipped if OUT ends in .gz.  [default: standard output]")
 _TO = click.option("--to", type=click.Choice(_FORMATS), metavar="FORMAT",
                    help="Format to write: mooncake, azure, burstgpt or vidur.  [default: as read, or mooncake]")
@@ -70,7 +72,7 @@ def trace_group() -> None:
 
 @trace_group.command("stats")
 @_reading
-@click.option("--json", "json_path", type=click.Path(allow_dash=True), metavar="OUT",
+@click.option("--json", "json_path", type=Destination(), metavar="OUT",
               help="Write all numbers as JSON; - for standard output, in place of the table.")
 @click.option("--figure", type=click.Path(), metavar="OUT",
               help="Draw arrivals, lengths and prefix sharing; OUT ends in .svg or .png. Needs kvcore[report].")
@@ -178,12 +180,14 @@ def synth_command(**options: Any) -> None:
       bursty    the same in bursts of about ten seconds, with silence between them
       sessions  about four turns each, whose prompts hold all that was said before
       agents    trees: an answer starts up to three requests at once, twice over
+
     Answers are taken to last 20 ms a token: a trace has times of its own. Sessions and agents also say who waits for
     whom and for how long, for `kvcore replay --closed-loop`, which waits for a fleet instead.
 
     \b
     Example:
-      kvcore trace synth sessions --requests 5000 --rate 4 --families 20 --out talk.jsonl.gz
+      kvcore trace synth sessions --requests 5000 --rate 4 --families 20 \\
+          --out talk.jsonl.gz
     """
     from .trace_run import synth
 

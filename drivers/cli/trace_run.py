@@ -182,6 +182,8 @@ def _tell_skipped(stream: TraceStream, quiet: bool) -> None:
 def _print(figures: dict[str, Any]) -> None:
     from rich.console import Console
 
+    from ..replay.text import print_table
+
     arrivals, prefixes, sessions = figures["arrivals"], figures["prefixes"], figures["sessions"]
     for trace in figures["traces"]:
         click.echo(f"trace      {trace['path']} ({trace['format']})")
@@ -205,7 +207,7 @@ def _print(figures: dict[str, Any]) -> None:
     click.echo()
     # A file cannot be too narrow.
     console = Console(width=None if sys.stdout.isatty() else 100)
-    console.print(_table(figures))
+    print_table(console, _table(figures))
 
 
 def _pauses(delays: dict[str, Any], joins: int) -> str:
@@ -221,7 +223,7 @@ def _table(figures: dict[str, Any]) -> Table:
     keys = ("mean", "p50", "p90", "p99", "max", "total")
     table = Table("tokens", box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
     for key in keys:
-        table.add_column(key, justify="right")
+        table.add_column(key, justify="right", no_wrap=True)
     for what in ("prompt_tokens", "output_tokens"):
         values = (figures[what][key] for key in keys)
         table.add_row(what.removesuffix("_tokens"),

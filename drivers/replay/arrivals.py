@@ -12,6 +12,7 @@ from fractions import Fraction
 from kvcore.errors import InvalidTrace
 
 from .rows import TraceRow
+from .traces import line_of
 
 NEVER_NS = 1 << 62  # later than any time that the core accepts
 
@@ -47,8 +48,9 @@ def unfit_row(row: TraceRow, kv_tokens: int, paths: Sequence[str]) -> InvalidTra
     """What is said of a row that fits no worker."""
     path = paths[row.file_index] if paths else f"file {row.file_index}"
     tokens = row.prompt_tokens + row.output_tokens
-    return InvalidTrace(
-        path, None, f"row {row.row}: {tokens} tokens of prompt and output never fit a KV cache of {kv_tokens}")
+    reason = f"{tokens} tokens of prompt and output never fit a KV cache of {kv_tokens}"
+    line = line_of(path, row.row) if paths else None
+    return InvalidTrace(path, line, reason if line is not None else f"row {row.row}: {reason}")
 
 
 class OpenLoop:

@@ -44,6 +44,8 @@ _COLUMNS = {
     "burstgpt": ("Timestamp", "Request tokens", "Response tokens"),
     "vidur": ("arrived_at", "num_prefill_tokens", "num_decode_tokens"),
 }
+#: Formats whose first line is a header.
+HEADED = frozenset(_COLUMNS)
 _WHOLE_ARRAY = re.compile(rb"\[\s*(?:[\[{\]]|$)")
 _JSON_KEY = re.compile(rb'"([A-Za-z_]+)"\s*:')
 #: Keys that mark a format of JSON. A Bailian row would pass for mooncake, with seconds read as milliseconds.

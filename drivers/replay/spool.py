@@ -12,7 +12,8 @@ _GATHERED_BYTES = 1 << 18
 
 
 class Spool:
-    """end: how many bytes there are. Raises: OSError, from append and write.
+    """end: how many bytes there are. Raises: OSError with the folder of temporary files, from append and
+    write.
 
     memory_bytes: what may stay in memory; beyond it, what is appended goes to the file in pieces. The file is unlinked
     as soon as it is there.
@@ -70,5 +71,8 @@ class Spool:
     def _put(self, content: bytes | bytearray, place: int) -> None:
         left = memoryview(content)
         while left:
-            done = os.pwrite(self._file, left, place)
+            try:
+                done = os.pwrite(self._file, left, place)
+            except OSError as error:
+                raise OSError(error.errno, error.strerror, tempfile.gettempdir()) from error
             left, place = left[done:], place + done

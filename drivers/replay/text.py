@@ -6,14 +6,17 @@ import sys
 from typing import IO, Any
 
 from rich.box import SIMPLE_HEAD
+from rich.cells import cell_len
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from .report import LATENCIES, PERCENTILES
 
 _LABELS = {"queue_wait": "queue wait", "ttft": "TTFT", "itl": "ITL", "e2e": "E2E"}
 _PIPED_WIDTH = 1000  # nothing is folded or cut; tables are as wide as their contents
+#: What a terminal leaves of columns that may be folded, however narrow it is.
+_FOLDED_WIDTH = 16
 
 
 def print_report(report: dict[str, Any], stream: IO[str] | None = None) -> None:
@@ -25,12 +28,28 @@ def print_report(report: dict[str, Any], stream: IO[str] | None = None) -> None:
     entries = report["classes"]
     with console.capture() as capture:
         for table in (_requests(entries), _shares(entries), _latencies(entries), _workers(report["workers"])):
-            console.print(table)
+            print_table(console, table)
             console.print()
         for line in _lines(report):
             console.print(line, soft_wrap=True)
     text = capture.get()
     out.write(text if terminal else "".join(line.rstrip() + "\n" for line in text.splitlines()))
+
+
+def print_table(console: Console, table: Table) -> None:
+    """Print a table and cut nothing: on a terminal that is too narrow for its figures its lines run over the edge.
+
+    Columns that are not no_wrap are taken to be ones whose contents may be folded.
+    """
+    natural = console.measure(table, options=console.options.update(width=_PIPED_WIDTH)).maximum
+    foldable = sum(max(0, _width(column) - _FOLDED_WIDTH) for column in table.columns if not column.no_wrap)
+    width, console.width = console.width, max(console.width, natural - foldable)
+    console.print(table)
+    console.width = width
+
+
+def _width(column: Column) -> int:
+    return max(cell_len(str(cell)) for cell in (column.header, *column.cells))
 
 
 def _table(first: str, *columns: str) -> Table:

@@ -45,7 +45,7 @@ Bad rows
     than nine digits of fraction, the 60th second.
     In JSON documents a bad entry is one bad row, named by its place in the document; times and tokens as above.
     Any format: a NUL byte, a carriage return inside the line, a line over 16 MiB that is no whole document, a last line
-    that is cut.
+    that is cut. A CSV file that breaks off inside its very last number looks whole: real ones have no final newline.
 Bad files
     Empty; only blank lines; a header alone; UTF-16 or UTF-32; carriage returns alone as line ends; a Git LFS pointer;
     other archives; one JSON array; a weka or otel file that is not one JSON object of 256 MiB at most; a header without
@@ -62,6 +62,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
+from itertools import islice
 from math import gcd
 from typing import Any
 
@@ -69,14 +71,25 @@ from kvcore.errors import InvalidTrace
 
 from ._window import Feed, Tally, Window
 from .agentic import Opened
-from .formats import ABSOLUTE, BLOCK_SIZES, FORMATS, READ_WHOLE, detect, is_document, plain_kind, read_whole, row_parser
+from .formats import (
+    ABSOLUTE,
+    BLOCK_SIZES,
+    FORMATS,
+    HEADED,
+    READ_WHOLE,
+    detect,
+    is_document,
+    plain_kind,
+    read_whole,
+    row_parser,
+)
 from .lines import Lines
 from .links import NamedRows
 from .mooncake import NAMES_MAX, salt_of
 from .rows import TraceRow
 from .values import RowFacts, Unusable
 
-__all__ = ["FORMATS", "REORDER_ROWS", "TraceRow", "TraceStream", "open_traces"]
+__all__ = ["FORMATS", "REORDER_ROWS", "TraceRow", "TraceStream", "line_of", "open_traces"]
 
 #: How many rows of a file are held back to put late ones in their place.
 REORDER_ROWS = 65_536
@@ -238,6 +251,22 @@ def open_traces(
             lines.close()
         raise
     return TraceStream(windows, opened, tally, formats, block_size, limit)
+
+
+def line_of(path: str, row: int) -> int | None:
+    """The line of a row of a file that has been read: for an error text, by reading it once more.
+
+    None if that cannot be, as of a pipe, or if the format is none of one row a line.
+    """
+    if not os.path.isfile(path):
+        return None
+    try:
+        with closing(Lines(path, is_document)) as lines:
+            name, _ = _head(lines, None)
+            found = None if name in READ_WHOLE else next(islice(lines, row - 1 + (name in HEADED), None), None)
+    except InvalidTrace:
+        return None
+    return None if found is None else found[0]
 
 
 def _head(lines: Lines, format: str | None) -> tuple[str, bytes | str]:

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ..replay.text import duration
+from ..replay.text import duration, print_table
 from .outcomes import LATENCIES, RATES
 
 _LABELS = {"queue_wait": "queue wait", "ttft": "TTFT", "itl": "ITL", "e2e": "E2E", "completed": "completed",
@@ -36,12 +36,12 @@ def print_comparison(report: dict[str, Any], stream: IO[str] | None = None) -> N
                 console.print("every request had the same class, worker and times under both: all differences are 0")
             else:
                 percent = report["bootstrap"]["confidence_percent"]
-                console.print(_table(2, difference_columns(percent), difference_rows(entry)))
+                print_table(console, _table(2, difference_columns(percent), difference_rows(entry)))
             console.print()
-        console.print(_table(2, SHARE_COLUMNS, share_rows(report["candidates"])))
+        print_table(console, _table(2, SHARE_COLUMNS, share_rows(report["candidates"])))
         console.print()
         if any(item["fairness"]["pairs"] for item in report["candidates"]):
-            console.print(_table(2, BOUND_COLUMNS, bound_rows(report["candidates"])))
+            print_table(console, _table(2, BOUND_COLUMNS, bound_rows(report["candidates"])))
             console.print()
         for line in _lines(report):
             console.print(line, soft_wrap=True)

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from kvcore.policy import PolicyProfile
 
-from ..replay.text import duration
+from ..replay.text import duration, print_table
 from .objective import Objective, front, ranking
 from .outcomes import LATENCIES, Figures
 from .points import Tried, all_figures, policy_of
@@ -63,7 +63,7 @@ def print_sweep(verdict: Verdict, stream: IO[str] | None = None) -> None:
                       width=None if terminal else _PIPED_WIDTH)
     with console.capture() as capture:
         if verdict.ranked:
-            console.print(_table(verdict))
+            print_table(console, _table(verdict))
             console.print()
         for line in _lines(verdict):
             console.print(line, soft_wrap=True)

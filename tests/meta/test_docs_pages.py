@@ -129,6 +129,7 @@ def policy_keys() -> dict[str, object]:
     keys = importlib.import_module("kvcore._policy_keys")
     built_in = importlib.import_module("kvcore.admission").BUILT_IN
     found = {**keys.IGNORED, **keys.PROFILE, **keys.BUCKET, **keys.CLASS, **keys.ADMISSION, "models": keys.MODELS}
+    found |= {**keys.SELECTION, **keys.INSTANCE}
     return found | {name: item for kind in built_in.values() for name, item in kind.PARAMETERS.items()}
 
 

@@ -119,7 +119,7 @@ def test_json_is_a_policy_file_with_the_same_meaning(name: str, tmp_path: Path) 
 
 
 def test_no_profile_at_all(tmp_path: Path) -> None:
-    path = written(tmp_path, "worker_selection: {}\n")
+    path = written(tmp_path, "worker_selection: {decode: default}\n")
     assert "no profile: the built-in class `default` takes every request" in check(path).stdout
     assert json.loads(check(path, "--json").stdout)["policy_classes"] is None
 

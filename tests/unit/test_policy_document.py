@@ -159,13 +159,69 @@ def test_admission_of_a_type_that_is_given() -> None:
         check_admission(load_policy(policy(admission="{type: mine}")))
 
 
-@pytest.mark.parametrize("key", ["worker_selection", "router", "request_classifier"])
+@pytest.mark.parametrize("key", ["router", "request_classifier"])
 @pytest.mark.parametrize("content", ["{}", "[1, {a: .nan}]", "text", "{type: t, parameters: 1}", "9999999999999999"])
 def test_ignored_keys_are_named_and_not_looked_at(key: str, content: str) -> None:
     document = load_policy(f"{key}: {content}\n")
     assert document == PolicyDocument(None, {}, (key,))
     assert load_policy(f"{key}: {content}\n" + policy()).ignored_keys == (key,)
     assert load_policy(f"{key}: null\n" + policy()).ignored_keys == ()
+
+
+SELECTION = """\
+worker_selection:
+  aggregated: default
+  decode: near
+  encode: ~
+  instances:
+    - {name: near, type: kv, parameters: {weight: 1.5, list: [1, on]}}
+    - {name: far, type: kv}
+"""
+
+
+@pytest.mark.parametrize(
+    "text",
+    [SELECTION, "worker_selection: {aggregated: default}\n", "worker_selection: {instances: [{name: a, type: b}]}\n"],
+)
+def test_worker_selection_is_checked_and_not_used(text: str) -> None:
+    assert load_policy(text) == PolicyDocument(ignored_keys=("worker_selection",))
+    assert load_policy(text + policy()).ignored_keys == ("worker_selection",)
+    assert load_policy("worker_selection: null\n" + policy()).ignored_keys == ()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "where", "key", "line", "reason"),
+    [
+        ("aggregated", "agregated", "", "agregated", 2, "unknown key, did you mean aggregated?"),
+        ("decode: near", "decode: nera", "", "decode", 3, 'no instance is called "nera", did you mean near?'),
+        ("decode: near", "decode: Default", "", "decode", 3, 'no instance is called "Default", did you mean default?'),
+        ("decode: near", "decode: [near]", "", "decode", 3, "must be text, not a list"),
+        ("encode: ~", "decode: far", "", "decode", 4, "duplicate key, first on line 3"),
+        ("{name: far, type: kv}", "far", ", instance 2", None, 7, "must be a mapping, not far"),
+        ("name: far, ", "", ", instance 2", "name", 7, "is required"),
+        (", type: kv}", "}", ', instance "far"', "type", 7, "is required"),
+        ("type: kv}", "type: kv, params: {}}", ', instance "far"', "params", 7, "unknown key, did you mean"),
+        ("type: kv}", "type: k v}", ', instance "far"', "type", 7, "must be one or more of"),
+        ("name: far", "name: f/r", ', instance "f/r"', "name", 7, "must be one or more of"),
+        ("name: far", "name: near", ', instance "near"', "name", 7, "another instance has this name, on line 6"),
+        ("name: far", "name: default", ', instance "default"', "name", 7, "default is reserved"),
+        ("{weight: 1.5, list: [1, on]}", "[1]", ', instance "near"', "parameters", 6, "must be a mapping, not a list"),
+        ("{weight: 1.5, list: [1, on]}", "~", ', instance "near"', "parameters", 6, "must be a mapping, not ~"),
+        ("1.5, list", "1.5, weight", ', instance "near", parameters', "weight", 6, "duplicate key, first on line 6"),
+    ],
+)
+def test_what_is_wrong_with_worker_selection(
+    old: str, new: str, where: str, key: str | None, line: int, reason: str
+) -> None:
+    assert SELECTION.count(old) == 1
+    error = refused(SELECTION.replace(old, new) + policy())
+    assert (error.location, error.key, error.line) == ("root, worker_selection" + where, key, line)
+    assert error.reason.startswith(reason)
+
+
+@pytest.mark.parametrize("content", ["{}", "{instances: []}", "{decode: null}", "text", "[decode]"])
+def test_an_empty_worker_selection(content: str) -> None:
+    assert refused(policy() + f"worker_selection: {content}\n").line == 1 + policy().count("\n")
 
 
 # Aliases: followed where they are harmless, refused quickly where they are not.

@@ -31,7 +31,8 @@ def test_examples_give_no_reason_for_warnings(path: Path) -> None:
     ("text", "warnings"),
     [
         (policy(), []),
-        ("router: {a: b}\nworker_selection: {}\n", ["root: router: not used", "root: worker_selection: not used"]),
+        ("router: {a: b}\nworker_selection: {decode: default}\n",
+         ["root: router: not used", "root: worker_selection: not used"]),
         (policy(queue_policy="lcfs"), ['root, class "c": queue_policy: lcfs serves the newest']),
         (policy(queue_policy="lcfs", prefill_busy_threshold="1", max_overtake_tokens="9"), []),
         (policy(queue_policy="edf"), []),
