@@ -72,5 +72,7 @@ cdef class Backlog:
     cdef void _price(self, slot_t slot, tokens_t cached) noexcept nogil
     cdef void _arrange(self, slot_t slot, const meaning_t* meaning) noexcept nogil
     cdef int _keep_pin(self, slot_t slot) except -1
+    cdef bint _relieves(self, slot_t rank, slot_t pair) noexcept nogil
+    cdef bint _relieved(self, slot_t pair) noexcept nogil
     cdef int _recheck(self, ClassQueue queue, slot_t pair) except -1 nogil
     cdef bint _may_use(self, slot_t slot, slot_t rank) except -1 nogil

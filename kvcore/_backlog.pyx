@@ -334,32 +334,57 @@ cdef class Backlog:
 
         Only a rank that is open and not busy can overturn one, and only for heads that may use it.
         """
-        cdef slot_t class_index
+        cdef slot_t class_index, pair
+        cdef slot_t asked = NO_SLOT - 1
+        cdef bint relieved = False
         if self._fleet.changes == 0 and not self._fleet.recheck_all:
             return 0
         for class_index in range(self.queue.count if self.queue.size else 0):
-            if (<ClassQueue>self.queue.rows[class_index]).blocked and (
-                    self._placement.queues(class_index) or self._fleet.graced):
-                self._recheck(<ClassQueue>self.queue.rows[class_index], self._placement.pair_of[class_index])
+            pair = self._placement.pair_of[class_index]
+            if (<ClassQueue>self.queue.rows[class_index]).blocked == 0 or (
+                    pair == NO_SLOT and not self._placement.strict and not self._fleet.graced):
+                continue
+            if self._fleet.recheck_all:
+                (<ClassQueue>self.queue.rows[class_index]).recheck_all()
+                continue
+            if pair != asked:                  # mostly all classes have the same
+                relieved = self._relieved(pair)
+                asked = pair
+            if relieved:
+                self._recheck(<ClassQueue>self.queue.rows[class_index], pair)
         self._fleet.forget_changes()
         return 0
 
-    cdef int _recheck(self, ClassQueue queue, slot_t pair) except -1 nogil:
-        """The same for one class; pair: its thresholds."""
-        cdef slot_t rank, blocker
+    cdef bint _relieves(self, slot_t rank, slot_t pair) noexcept nogil:
+        """Whether a rank whose load fell is open and, by these thresholds, not busy."""
+        return self._fleet.ledger.loads[rank].state == RANK_OPEN and (
+            pair == NO_SLOT or not self._fleet.ledger.busy(rank, pair))
+
+    cdef bint _relieved(self, slot_t pair) noexcept nogil:
+        """Whether any does."""
         cdef int32_t i
-        if self._fleet.recheck_all:
-            queue.recheck_all()
-            return 0
         for i in range(self._fleet.changes):
+            if self._relieves(self._fleet.changed[i], pair):
+                return True
+        return False
+
+    cdef int _recheck(self, ClassQueue queue, slot_t pair) except -1 nogil:
+        """The same for one class, where some rank relieves; pair: its thresholds."""
+        cdef slot_t rank
+        cdef slot_t blocker = queue.blocked_shared()
+        cdef int32_t i
+        if blocker != NO_SLOT and not self._requests.rows[blocker].constrained:
+            queue.recheck_shared()
+            blocker = NO_SLOT
+        for i in range(self._fleet.changes):
+            if queue.blocked == 0 or (blocker == NO_SLOT and queue.lanes == 0):
+                return 0
             rank = self._fleet.changed[i]
-            if self._fleet.ledger.loads[rank].state == RANK_OPEN and (
-                    pair == NO_SLOT or not self._fleet.ledger.busy(rank, pair)):
+            if self._relieves(rank, pair):
                 queue.recheck_lane(rank)
-                blocker = queue.blocked_shared()
-                if blocker != NO_SLOT and (
-                        not self._requests.rows[blocker].constrained or self._may_use(blocker, rank)):
+                if blocker != NO_SLOT and self._may_use(blocker, rank):
                     queue.recheck_shared()
+                    blocker = NO_SLOT
         return 0
 
     cdef bint _may_use(self, slot_t slot, slot_t rank) except -1 nogil:

@@ -21,11 +21,12 @@ cdef enum:
     FEW = 2                    # ranks that need no memory beyond the struct
     SOME_MAX = 64              # longest array: a longer one would be slow to search
     TABLE_MIN = 64
-    AHEAD = 8                  # rows on their way from memory while one of a list is looked at
+    AHEAD = 8                  # rows on their way from memory while one of a list is looked at; a power of two
+    NO_PLACE = -1
 
 
 cdef union ranks_t:
-    slot_t few[FEW]
+    slot_t few[FEW]            # of a set of one, the second is the owner's: see place_of
     slot_t* some               # in no particular order
     uint64_t* many             # rank r: bit r % 64 of word r // 64
 
@@ -37,7 +38,7 @@ cdef struct rankset_t:
 
 
 cdef struct block_t:
-    uint64_t hash              # name of the block and of everything before it
+    uint64_t key               # mix64 of the hash that names the block and everything before it: one to one
     rankset_t holders          # size 0: the row is empty
 
 
@@ -179,6 +180,7 @@ cdef inline void set_remove(rankset_t* ranks, slot_t rank) noexcept nogil:
             i += 1
         members[i] = members[ranks.size]
         if ranks.room == 0:
+            set_place(ranks, NO_PLACE)
             return
         if ranks.size > 1:
             if 4 * ranks.size <= ranks.room:
@@ -188,37 +190,57 @@ cdef inline void set_remove(rankset_t* ranks, slot_t rank) noexcept nogil:
                     ranks.room //= 2
             return
     members = ranks.ranks.some
+    few[1] = NO_PLACE
     set_list(ranks, few)
     free(members)
     memcpy(ranks.ranks.few, few, FEW * sizeof(slot_t))
     ranks.room = 0
 
 
-cdef inline int64_t table_home(const table_t* table, uint64_t hash) noexcept nogil:
+cdef inline int32_t place_of(const rankset_t* ranks) noexcept nogil:
+    """A number that its owner keeps with a set of one; NO_PLACE: none, which it is after any other shape."""
+    return ranks.ranks.few[1]
+
+
+cdef inline void set_place(rankset_t* ranks, int32_t place) noexcept nogil:
+    ranks.ranks.few[1] = place
+
+
+cdef inline int64_t table_home(const table_t* table, uint64_t key) noexcept nogil:
     """Where the search for a block begins. By high bits, so that rows keep their order when the table grows."""
-    return <int64_t>(mix64(hash) >> table.shift)
+    return <int64_t>(key >> table.shift)
 
 
-cdef inline block_t* table_find(const table_t* table, uint64_t hash) noexcept nogil:
+cdef inline block_t* table_find(const table_t* table, uint64_t key) noexcept nogil:
     """The row of a block, or the empty one where it would be put."""
-    cdef int64_t at = table_home(table, hash)
-    while table.rows[at].holders.size and table.rows[at].hash != hash:
+    cdef int64_t at = table_home(table, key)
+    while table.rows[at].holders.size and table.rows[at].key != key:
         at = (at + 1) & table.mask
     return &table.rows[at]
 
 
-cdef inline void table_start(const table_t* table, const uint64_t* hashes, int32_t count) noexcept nogil:
-    """Before a run of table_next."""
+cdef inline uint64_t table_ask(const table_t* table, uint64_t hash) noexcept nogil:
+    """The key of a block, whose row is on its way from memory from now on."""
+    cdef uint64_t key = mix64(hash)
+    prefetch(&table.rows[table_home(table, key)])
+    return key
+
+
+cdef inline void table_start(
+        const table_t* table, const uint64_t* hashes, int32_t count, uint64_t* keys) noexcept nogil:
+    """Before a run of table_next, which hands its `keys`, AHEAD of them, on from call to call."""
     cdef int32_t i
     for i in range(min(count, <int32_t>AHEAD)):
-        prefetch(&table.rows[table_home(table, hashes[i])])
+        keys[i] = table_ask(table, hashes[i])
 
 
-cdef inline block_t* table_next(const table_t* table, const uint64_t* hashes, int32_t i, int32_t count) noexcept nogil:
-    """table_find of hashes[i], while those that follow are on their way from memory."""
+cdef inline uint64_t table_next(
+        const table_t* table, const uint64_t* hashes, int32_t i, int32_t count, uint64_t* keys) noexcept nogil:
+    """The key of hashes[i], while the rows of those that follow are on their way from memory."""
+    cdef uint64_t key = keys[i & (AHEAD - 1)]
     if i + AHEAD < count:
-        prefetch(&table.rows[table_home(table, hashes[i + AHEAD])])
-    return table_find(table, hashes[i])
+        keys[i & (AHEAD - 1)] = table_ask(table, hashes[i + AHEAD])
+    return key
 
 
 cdef inline bint table_resize(table_t* table, int64_t size) noexcept nogil:
@@ -237,7 +259,7 @@ cdef inline bint table_resize(table_t* table, int64_t size) noexcept nogil:
         table.shift -= 1
     for at in range(old_size):
         if old[at].holders.size:
-            table_find(table, old[at].hash)[0] = old[at]
+            table_find(table, old[at].key)[0] = old[at]
     free(old)
     return True
 
@@ -251,7 +273,7 @@ cdef inline void table_close(table_t* table, block_t* row) noexcept nogil:
         at = (at + 1) & table.mask
         if table.rows[at].holders.size == 0:
             break
-        home = table_home(table, table.rows[at].hash)
+        home = table_home(table, table.rows[at].key)
         if ((at - home) & table.mask) >= ((at - hole) & table.mask):
             table.rows[hole] = table.rows[at]
             hole = at

@@ -10,6 +10,10 @@ cdef enum visit_t:
     VISIT_PAID             # its quantum of this visit has been granted
 
 
+cdef enum:
+    NOT_ASKED = -2         # in place of a candidate
+
+
 cdef enum limit_t:
     LIMIT_NONE = -1
     LIMIT_REQUESTS

@@ -14,6 +14,7 @@ Cost of one pop: at most 2C + 1 class visits, whatever the costs, plus the heaps
 """
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcpy
+from kvcore._lanes cimport has_candidate
 from kvcore._types cimport NO_SLOT, saturated
 
 cdef int64_t RETRY_MIN_NS = 1_000_000                  # DESIGN D18: 1 ms to 1 h
@@ -148,12 +149,12 @@ cdef class PolicyQueue:
         cdef slot_t i, start, winner
         cdef slot_t current = self.cursor
         cdef bint closes = False
-        if self.size == 0:
+        if self.waiting.indexed == 0:           # nobody waits, or all are blocked
             if self._reference and self.visit != VISIT_NONE:
                 self._close_visit()
             return NO_SLOT
         for i in range(self.count):
-            self._heads[i] = NO_SLOT - 1        # not looked at in this call
+            self._heads[i] = NOT_ASKED if has_candidate(<ClassQueue>self.rows[i]) else NO_SLOT
         if self.visit != VISIT_NONE:
             if self._look(current, test, judge) != NO_SLOT:
                 if self._cost(current) <= self.classes[current].deficit:
@@ -185,12 +186,9 @@ cdef class PolicyQueue:
 
     cdef slot_t _look(self, slot_t class_index, head_test_t test, void* judge) noexcept nogil:
         """The class's candidate, asked for at most once per call."""
-        if self._heads[class_index] == NO_SLOT - 1:
+        if self._heads[class_index] == NOT_ASKED:
             self.visits += 1
-            if (<ClassQueue>self.rows[class_index]).size:
-                self._heads[class_index] = (<ClassQueue>self.rows[class_index]).candidate(test, judge)
-            else:
-                self._heads[class_index] = NO_SLOT
+            self._heads[class_index] = (<ClassQueue>self.rows[class_index]).candidate(test, judge)
         return self._heads[class_index]
 
     cdef slot_t _scan(self, slot_t start, bint closes, head_test_t test, void* judge) noexcept nogil:
@@ -201,7 +199,7 @@ cdef class PolicyQueue:
         cdef slot_t i = start
         cdef class_t* row
         for _ in range(self.count):
-            if self._look(i, test, judge) != NO_SLOT:
+            if self._heads[i] != NO_SLOT and self._look(i, test, judge) != NO_SLOT:
                 if closes:
                     self.cursor = start
                     self.visit = VISIT_NONE

@@ -35,9 +35,23 @@ cdef inline bint key_less(const key_t* a, const key_t* b) noexcept nogil:
 
 cdef void heap_init(heap_t* heap) noexcept nogil
 cdef void heap_free(heap_t* heap) noexcept nogil
-cdef int heap_reserve(heap_t* heap, int32_t size) except -1 nogil
+cdef int heap_grow(heap_t* heap, int32_t size) except -1 nogil
 cdef int heap_push(heap_t* heap, const key_t* key, slot_t item, int32_t* pos) except -1 nogil
 cdef void heap_update(heap_t* heap, const key_t* key, slot_t item, int32_t* pos) noexcept nogil
 cdef bint heap_holds(const heap_t* heap, const int32_t* pos) noexcept nogil
 cdef void heap_remove(heap_t* heap, slot_t item, int32_t* pos) noexcept nogil
 cdef int32_t heap_before(const heap_t* heap, const key_t* key, int32_t most) noexcept nogil
+
+
+cdef inline int heap_reserve(heap_t* heap, int32_t size) except -1 nogil:
+    """Make room for `size` items, so that pushing up to there cannot fail. Raises MemoryError before any change."""
+    return 0 if size <= heap.capacity else heap_grow(heap, size)
+
+
+cdef inline void heap_begin(heap_t* heap, const key_t* key, slot_t item, int32_t* pos) noexcept nogil:
+    """heap_push into an empty heap that has room."""
+    heap.nodes[0].key = key[0]
+    heap.nodes[0].item = item
+    heap.size = 1
+    heap.moves += 1
+    pos[item] = 0

@@ -30,12 +30,9 @@ cdef void heap_free(heap_t* heap) noexcept nogil:
     heap_init(heap)
 
 
-cdef int heap_reserve(heap_t* heap, int32_t size) except -1 nogil:
-    """Make room for `size` items, so that pushing up to there cannot fail. Raises MemoryError before any change."""
-    cdef int32_t capacity = heap.capacity * 2 if heap.capacity else 4
-    if size <= heap.capacity:
-        return 0
-    capacity = max(size, capacity)
+cdef int heap_grow(heap_t* heap, int32_t size) except -1 nogil:
+    """heap_reserve of more than there is room for."""
+    cdef int32_t capacity = max(size, 2 * heap.capacity, 4)
     resize(<void**>&heap.nodes, capacity * sizeof(node_t))
     heap.capacity = capacity
     return 0
@@ -43,11 +40,12 @@ cdef int heap_reserve(heap_t* heap, int32_t size) except -1 nogil:
 
 cdef int heap_push(heap_t* heap, const key_t* key, slot_t item, int32_t* pos) except -1 nogil:
     """Add an item that is not in the heap. Raises MemoryError before any change."""
+    cdef node_t moving
     heap_reserve(heap, heap.size + 1)
-    heap.nodes[heap.size].key = key[0]
-    heap.nodes[heap.size].item = item
+    moving.key = key[0]
+    moving.item = item
     heap.size += 1
-    _sift_up(heap, heap.size - 1, pos)
+    _rise(heap, heap.size - 1, &moving, pos)
     return 0
 
 
@@ -129,14 +127,16 @@ cdef void _fill(heap_t* heap, int32_t hole, const node_t* moving, int32_t* pos) 
         at = best - nodes
         moves += 1
     heap.moves += moves
+    if at and key_less(&moving.key, &nodes[(at - 1) // ARITY].key):
+        _rise(heap, <int32_t>at, moving, pos)
+        return
     nodes[at] = moving[0]
     pos[moving.item] = <int32_t>at
-    if at and key_less(&moving.key, &nodes[(at - 1) // ARITY].key):
-        _sift_up(heap, <int32_t>at, pos)
 
 
-cdef void _sift_up(heap_t* heap, int32_t at, int32_t* pos) noexcept nogil:
-    cdef node_t moving = heap.nodes[at]
+cdef inline void _rise(heap_t* heap, int32_t at, const node_t* moving, int32_t* pos) noexcept nogil:
+    """Put a node into a free place, or as far above it as the order wants."""
+    cdef int64_t moves = 1
     cdef int32_t parent
     while at:
         parent = (at - 1) // ARITY
@@ -144,8 +144,8 @@ cdef void _sift_up(heap_t* heap, int32_t at, int32_t* pos) noexcept nogil:
             break
         pos[heap.nodes[parent].item] = at
         heap.nodes[at] = heap.nodes[parent]
-        heap.moves += 1
+        moves += 1
         at = parent
-    heap.nodes[at] = moving
+    heap.nodes[at] = moving[0]
     pos[moving.item] = at
-    heap.moves += 1
+    heap.moves += moves

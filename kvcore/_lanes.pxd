@@ -39,6 +39,7 @@ cdef class WaitingTable:
     cdef int32_t* pos      # index in its lane's heap
     cdef int32_t* age_pos  # index in its lane's ages
     cdef slot_t _capacity
+    cdef int64_t indexed   # lanes of all classes that are in an index of heads: somebody may have a candidate
 
     cdef int reserve(self, slot_t slots) except -1 nogil
 
@@ -94,8 +95,15 @@ cdef class ClassQueue:
     cdef str fault(self, head_test_t test, void* judge)
 
     cdef slot_t _lane_for(self, slot_t rank) except -1 nogil
+    cdef slot_t _open_lane(self, slot_t rank) except -1 nogil
     cdef slot_t _new_lane(self, slot_t rank) except -1 nogil
     cdef void _close(self, slot_t lane) noexcept nogil
     cdef bint _passes(self, slot_t lane, head_test_t test, void* judge) noexcept nogil
+    cdef void _block(self, slot_t lane) noexcept nogil
     cdef void _index(self, slot_t lane) noexcept nogil
     cdef void _unindex(self, slot_t lane) noexcept nogil
+
+
+cdef inline bint has_candidate(ClassQueue queue) noexcept nogil:
+    """Whether it makes sense to ask for one: some lane is not blocked."""
+    return queue._heads.size > 0

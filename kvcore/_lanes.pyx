@@ -17,7 +17,7 @@ Cost: push, take, remove O(log n); candidate O(tests * log lanes).
 """
 from libc.stdlib cimport free
 from kvcore._heap cimport (
-    heap_before, heap_free, heap_holds, heap_init, heap_push, heap_remove, heap_reserve, heap_update)
+    heap_before, heap_begin, heap_free, heap_holds, heap_init, heap_push, heap_remove, heap_reserve, heap_update)
 from kvcore._types cimport NO_SLOT, resize
 
 
@@ -153,9 +153,11 @@ cdef class ClassQueue:
         cdef slot_t aside = NO_SLOT
         if self._overtaking is None:
             while self._heads.size:
-                lane = self._heads.nodes[0].item
-                if self._passes(lane, test, judge):
-                    return self._lanes[lane].heap.nodes[0].item
+                item = self._lanes[self._heads.nodes[0].item].heap.nodes[0].item
+                self.tests += 1
+                if test(judge, self.class_index, item):
+                    return item
+                self._block(self._heads.nodes[0].item)
             return NO_SLOT
         while self._heads.size and found == NO_SLOT:
             lane = self._heads.nodes[0].item
@@ -186,10 +188,14 @@ cdef class ClassQueue:
         self.tests += 1
         if test(judge, self.class_index, self._lanes[lane].heap.nodes[0].item):
             return True
+        self._block(lane)
+        return False
+
+    cdef void _block(self, slot_t lane) noexcept nogil:
+        """The head of an indexed lane has failed its test."""
         self._unindex(lane)
         self._lanes[lane].blocked = True
         self.blocked += 1
-        return False
 
     cdef int32_t ahead_of(self, slot_t item, int32_t most) noexcept nogil:
         """Requests of its lane with a better key than a stored one; counting stops above `most`, at most + 1."""
@@ -285,17 +291,22 @@ cdef class ClassQueue:
 
     cdef slot_t _lane_for(self, slot_t rank) except -1 nogil:
         """The lane of a rank, opened if need be."""
-        cdef slot_t capacity, at
+        if rank < self._lane_of_size and self._lane_of[rank] != NO_SLOT:
+            return self._lane_of[rank]
+        return self._open_lane(rank)
+
+    cdef slot_t _open_lane(self, slot_t rank) except -1 nogil:
+        cdef slot_t capacity, at, lane
         if rank >= self._lane_of_size:
             capacity = max(rank + 1, 2 * self._lane_of_size)
             resize(<void**>&self._lane_of, capacity * sizeof(slot_t))
             for at in range(self._lane_of_size, capacity):
                 self._lane_of[at] = NO_SLOT
             self._lane_of_size = capacity
-        if self._lane_of[rank] == NO_SLOT:
-            self._lane_of[rank] = self._new_lane(rank)
-            self.lanes += 1
-        return self._lane_of[rank]
+        lane = self._new_lane(rank)
+        self._lane_of[rank] = lane
+        self.lanes += 1
+        return lane
 
     cdef slot_t _new_lane(self, slot_t rank) except -1 nogil:
         """An empty lane, with room for it in the index, so that _index cannot fail."""
@@ -347,13 +358,18 @@ cdef class ClassQueue:
         self.blocked -= row.blocked
         row.blocked = False
         row.indexed = True
-        heap_push(&self._heads, &row.heap.nodes[0].key, lane, self._head_pos)
+        self.table.indexed += 1
+        if self._heads.size:
+            heap_push(&self._heads, &row.heap.nodes[0].key, lane, self._head_pos)
+        else:
+            heap_begin(&self._heads, &row.heap.nodes[0].key, lane, self._head_pos)
         if self._overtaking is not None:
             heap_push(&self._elders, &row.ages.nodes[0].key, lane, self._elder_pos)
 
     cdef void _unindex(self, slot_t lane) noexcept nogil:
         if self._lanes[lane].indexed:
             self._lanes[lane].indexed = False
+            self.table.indexed -= 1
             heap_remove(&self._heads, lane, self._head_pos)
             if self._overtaking is not None:
                 heap_remove(&self._elders, lane, self._elder_pos)

@@ -59,7 +59,6 @@ cdef class Placement:
     cdef tokens_t best_cached_anywhere(self, slot_t slot) except -1 nogil
     cdef bint may_use(self, slot_t slot, slot_t rank)
     cdef bint may_run(self, slot_t class_index, slot_t slot) except -1
-    cdef bint may_run_anywhere(self, slot_t class_index, slot_t slot) noexcept nogil
     cdef object overload(self, slot_t slot)
     cdef slot_t usable(self, slot_t slot) except -1
     cdef slot_t eligible(self, slot_t slot, Request request) except -1
@@ -76,7 +75,6 @@ cdef class Placement:
     cdef int _look(self, slot_t slot, Request request, slot_t pair, prospects_t* found) except -1
     cdef int _look_anywhere(self, slot_t slot, Request request, slot_t pair, prospects_t* found) except -1
     cdef void _match_active(self, slot_t slot) noexcept nogil
-    cdef void _look_open(self, slot_t pair, prospects_t* found) noexcept nogil
     cdef int _look_by_taints(self, Request request, slot_t pair, prospects_t* found) except -1
     cdef bint _takes(self, slot_t rank, slot_t pair, int64_t needed) noexcept nogil
     cdef int64_t _needed(self, Request request) except -1

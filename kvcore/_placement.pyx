@@ -20,7 +20,7 @@ from kvcore._load cimport (
 from kvcore._overlaps cimport room_for
 from kvcore._requests cimport TIMER_GRACE, request_t
 from kvcore._selector cimport cached_tokens, choose, device_blocks
-from kvcore._types cimport NEVER_NS, NO_SLOT, resize
+from kvcore._types cimport NEVER_NS, NO_SLOT, int32_t, resize
 from kvcore.request cimport effective_cached_tokens, output_blocks, prefill_delta, prompt_blocks
 
 from kvcore.actions import RejectReason
@@ -34,7 +34,20 @@ cdef bint runs_now(void* placement, slot_t class_index, slot_t slot) noexcept no
     if (<Placement>placement).strict or (<Placement>placement).requests.rows[slot].constrained:
         with gil:
             return _runs_now(<Placement>placement, class_index, slot)
-    return (<Placement>placement).may_run_anywhere(class_index, slot)
+    return _runs_anywhere(<Placement>placement, class_index, slot)
+
+
+cdef inline bint _runs_anywhere(Placement placement, slot_t class_index, slot_t slot) noexcept nogil:
+    """Placement.may_run under advisory capacity for a request that may use every rank."""
+    cdef slot_t pair = placement.pair_of[class_index]
+    cdef const int32_t* in_state = placement.fleet.ledger.in_state
+    if placement.requests.rows[slot].due_ns[<int>TIMER_GRACE] != NEVER_NS:
+        return False
+    if pair == NO_SLOT or placement.fleet.ledger.free[pair] > 0:
+        return True
+    if in_state[<int>RANK_OPEN] > 0 or in_state[<int>RANK_LEASED] > 0:
+        return False
+    return not (placement.sits_out and in_state[<int>RANK_OVERLOADED] > 0)
 
 
 cdef bint _runs_now(Placement placement, slot_t class_index, slot_t slot) noexcept:
@@ -223,15 +236,6 @@ cdef class Placement:
             return True
         return not (found.open or found.leased or self.sits_out)
 
-    cdef bint may_run_anywhere(self, slot_t class_index, slot_t slot) noexcept nogil:
-        """The same under advisory capacity for a request that may use every rank."""
-        cdef slot_t pair = self.pair_of[class_index]
-        cdef prospects_t found
-        if pair == NO_SLOT or self.requests.rows[slot].due_ns[<int>TIMER_GRACE] != NEVER_NS:
-            return self.requests.rows[slot].due_ns[<int>TIMER_GRACE] == NEVER_NS
-        self._look_open(pair, &found)
-        return found.runs or not (found.any and (found.open or found.leased or self.sits_out))
-
     cdef object overload(self, slot_t slot):
         """The reason to give up a waiting request because all its ranks are overloaded, or None."""
         cdef prospects_t found
@@ -271,7 +275,11 @@ cdef class Placement:
         cdef Ledger ledger = self.fleet.ledger
         cdef int64_t needed
         cdef slot_t i
-        self._look_open(pair, found)
+        found.open = ledger.in_state[<int>RANK_OPEN] > 0
+        found.leased = ledger.in_state[<int>RANK_LEASED] > 0
+        found.any = found.open or found.leased or ledger.in_state[<int>RANK_OVERLOADED] > 0
+        found.holds = True
+        found.runs = found.open if pair == NO_SLOT else ledger.free[pair] > 0
         if not self.strict:
             return 0
         needed = self._needed(request)
@@ -284,14 +292,6 @@ cdef class Placement:
             for i in range(ledger.active.index.matches):
                 found.runs = found.runs or self._takes(ledger.active.index.matched[i], pair, needed)
         return 0
-
-    cdef void _look_open(self, slot_t pair, prospects_t* found) noexcept nogil:
-        """From counters alone."""
-        found.open = self.fleet.ledger.in_state[<int>RANK_OPEN] > 0
-        found.leased = self.fleet.ledger.in_state[<int>RANK_LEASED] > 0
-        found.any = found.open or found.leased or self.fleet.ledger.in_state[<int>RANK_OVERLOADED] > 0
-        found.holds = True
-        found.runs = found.open if pair == NO_SLOT else self.fleet.ledger.free[pair] > 0
 
     cdef int _look_by_taints(self, Request request, slot_t pair, prospects_t* found) except -1:
         """For a request with nothing but required taints, under advisory capacity: from counters per taint set."""

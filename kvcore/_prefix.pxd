@@ -3,12 +3,19 @@ cimport cython
 from kvcore._blocks cimport block_t, rankset_t, table_t
 from kvcore._types cimport int32_t, int64_t, slot_t, uint64_t
 
+cdef extern from *:
+    """
+    #define KV_HOLE UINT64_C(0xA0761D6478BD642F)
+    """
+    const uint64_t HOLE "KV_HOLE"      # in a log, where a block has been removed; the block of this name is in no log
+
 
 cdef struct holding_t:
     uint64_t tag           # layout-free name of the rank, for `mixed`
-    uint64_t* log          # blocks that it came to hold, each at least once; some it may hold no more
+    uint64_t* log          # blocks that it came to hold, each at least once; some it may hold no more; holes
     int32_t length         # of the log, <= 2 * held + LOG_SLACK
-    int32_t room
+    int32_t room           # > length, once there is a log
+    int32_t tried          # the last entry that an addition has tried for a hole
     int32_t held           # blocks that it holds
 
 
@@ -49,10 +56,12 @@ cdef class PrefixIndex:
     cdef slot_t match_on(
         self, const uint64_t* path, int32_t length, const int32_t* start, int32_t last=*) noexcept nogil
 
-    cdef int _put(self, block_t* row, uint64_t hash, slot_t rank) noexcept nogil
-    cdef void _take(self, block_t* row, slot_t rank) noexcept nogil
+    cdef int _put(self, block_t* row, uint64_t hash, uint64_t key, slot_t rank, int32_t more) noexcept nogil
+    cdef bint _lengthen(self, holding_t* holding, int32_t more) noexcept nogil
+    cdef int32_t _write(self, holding_t* holding, uint64_t hash) noexcept nogil
     cdef void _shrink(self) noexcept nogil
     cdef void _drop(self, block_t* row, slot_t rank) noexcept nogil
+    cdef void _count_gone(self, holding_t* holding, int32_t gone, uint64_t mixed) noexcept nogil
     cdef void _compact(self, holding_t* holding, slot_t rank) noexcept nogil
     cdef slot_t _walk(self, const uint64_t* path, int32_t length, const int32_t* start, int32_t last) noexcept nogil
     cdef void _narrow(self, const rankset_t* many, int32_t level, const int32_t* start) noexcept nogil

@@ -6,14 +6,17 @@ each of its hashes.
 
 Never here: what a worker or a request is, how often a pair is referred to (_active), when it ends (_predicted).
 
-Invariants: a row of the table is in use iff a rank holds its block; a rank that holds a block has it in its log;
-`pairs` = sum of set sizes = sum of `held`; `mixed` = sum over pairs of mix64(mix64(hash) + tag of the rank); a log is
-never longer than 2 * held + LOG_SLACK; _alive is empty between calls. Where `unlogged`, which is set while it is empty,
-there are no logs, and purge and held_by are for nobody.
+Invariants: a row of the table is in use iff a rank holds its block; a rank that holds a block has it in its log, HOLE
+apart; where a block that one rank holds has a place, it stands at that place of the rank's log; `pairs` = sum of set
+sizes = sum of `held`; `mixed` = sum over pairs of mix64(mix64(hash) + tag of the rank); between calls a log is never
+longer than 2 * held + LOG_SLACK; _alive is empty. Where `unlogged`, which is set while it is empty, there are
+no logs, and purge and held_by are for nobody.
 
 Why logs: a rank that leaves must find its blocks. Links through all pairs of a rank cost 16 bytes and two scattered
-writes per change; a log costs 8 to 16 bytes, an addition appends, and a removal does nothing until more than half of
-the log is out of date. It names blocks by hash, so rows may move: the table needs no row numbers and no second array.
+writes per change; a log costs 8 to 16 bytes, and an addition appends. It names blocks by hash, so rows may move: the
+table needs no row numbers and no second array. A block that one rank holds, as most are, knows its place there, so its
+removal leaves a HOLE, which a later addition fills or a compaction skips without a look-up. Of other blocks a removal
+leaves their name behind, until more than half of the log is out of date.
 
 Cost: add, remove O(1) amortised, whatever the number of holders (at most SOME_MAX are searched); purge O(blocks of the
 rank); a match O(blocks looked at + ranks matched), and O(ranks / 64) more for each block that many hold. Memory: 36 to
@@ -23,12 +26,14 @@ given back: sets as they shrink, logs and the table when they are far too large.
 from libc.stdlib cimport free, realloc
 from libc.string cimport memcpy, memset
 from kvcore._blocks cimport (
-    SOME_MAX, TABLE_MIN, lowest_bit, set_add, set_array, set_has, set_remove, set_reserve, table_close, table_find,
-    table_free, table_next, table_resize, table_start)
+    AHEAD, NO_PLACE, SOME_MAX, TABLE_MIN, lowest_bit, place_of, set_add, set_array, set_has, set_place, set_remove,
+    set_reserve, table_ask, table_close, table_find, table_free, table_next, table_resize, table_start)
 from kvcore._types cimport NO_SLOT, grown, mix64, resize
 
 cdef enum:
     LOG_SLACK = 16
+    TRIES = 4                  # entries of a log, which an addition tries for a hole
+    CHUNK = 32                 # of a log: rows on their way from memory at a time
     HEADS = 64                 # chains of ranks that begin further on, by position modulo this
 
 
@@ -83,7 +88,7 @@ cdef class PrefixIndex:
         self._holdings[rank].tag = tag
 
     cdef bint holds(self, uint64_t hash, slot_t rank) noexcept nogil:
-        return set_has(&table_find(&self._table, hash).holders, rank)
+        return set_has(&table_find(&self._table, mix64(hash)).holders, rank)
 
     cdef bint add(self, uint64_t hash, slot_t rank) except -1 nogil:
         """The rank holds the block from now on. True iff that is new. MemoryError: all is as it was."""
@@ -95,16 +100,20 @@ cdef class PrefixIndex:
 
     cdef int enter(self, uint64_t hash, slot_t rank) noexcept nogil:
         """`add`, that says -1 where there is no memory; 1 iff the pair is new, else 0."""
-        return self._put(table_find(&self._table, hash), hash, rank)
+        cdef uint64_t key = mix64(hash)
+        return self._put(table_find(&self._table, key), hash, key, rank, 1)
 
     cdef int32_t add_all(self, const uint64_t* hashes, int32_t count, slot_t rank) except -1 nogil:
         """`add` of each in turn; returns how many are new. MemoryError: those before it stay added."""
+        cdef uint64_t keys[AHEAD]
+        cdef uint64_t key
         cdef int32_t fresh = 0
         cdef int32_t i
         cdef int entered
-        table_start(&self._table, hashes, count)
+        table_start(&self._table, hashes, count, keys)
         for i in range(count):
-            entered = self._put(table_next(&self._table, hashes, i, count), hashes[i], rank)
+            key = table_next(&self._table, hashes, i, count, keys)
+            entered = self._put(table_find(&self._table, key), hashes[i], key, rank, count - i)
             if entered < 0:
                 with gil:
                     raise MemoryError("prefix index")
@@ -113,35 +122,49 @@ cdef class PrefixIndex:
 
     cdef bint remove(self, uint64_t hash, slot_t rank) noexcept nogil:
         """The rank holds the block no more. True iff it did."""
-        cdef block_t* row = table_find(&self._table, hash)
-        if not set_has(&row.holders, rank):
-            return False
-        self._take(row, rank)
-        return True
+        return self.remove_all(&hash, 1, rank)
 
     cdef int32_t remove_all(self, const uint64_t* hashes, int32_t count, slot_t rank) noexcept nogil:
         """`remove` of each in turn; returns how many it held."""
+        cdef holding_t* holding = &self._holdings[rank]
+        cdef uint64_t keys[AHEAD]
+        cdef uint64_t key
+        cdef uint64_t mixed = 0
         cdef int32_t gone = 0
         cdef int32_t i
         cdef block_t* row
-        table_start(&self._table, hashes, count)
+        table_start(&self._table, hashes, count, keys)
         for i in range(count):
-            row = table_next(&self._table, hashes, i, count)
+            key = table_next(&self._table, hashes, i, count, keys)
+            row = table_find(&self._table, key)
             if set_has(&row.holders, rank):
-                self._take(row, rank)
+                mixed += mix64(key + holding.tag)
                 gone += 1
+                self._drop(row, rank)
+        self._count_gone(holding, gone, mixed)
+        if holding.length > 2 * holding.held + LOG_SLACK:
+            self._compact(holding, rank)
+        self._shrink()
         return gone
 
     cdef int32_t purge(self, slot_t rank) noexcept nogil:
         """Forget everything that the rank holds; returns how many blocks that were."""
         cdef holding_t* holding = &self._holdings[rank]
         cdef int32_t dropped = holding.held
+        cdef uint64_t keys[AHEAD]
+        cdef uint64_t key
+        cdef uint64_t mixed = 0
         cdef int32_t i
         cdef block_t* row
+        self.remove(HOLE, rank)
+        table_start(&self._table, holding.log, holding.length, keys)
         for i in range(holding.length):
-            row = table_next(&self._table, holding.log, i, holding.length)
+            key = table_next(&self._table, holding.log, i, holding.length, keys)
+            row = table_find(&self._table, key)
             if set_has(&row.holders, rank):
+                mixed += mix64(key + holding.tag)
                 self._drop(row, rank)
+        self._count_gone(holding, holding.held, mixed)
         free(holding.log)
         holding.log = NULL
         holding.length = 0
@@ -154,6 +177,9 @@ cdef class PrefixIndex:
         cdef holding_t* holding = &self._holdings[rank]
         self._compact(holding, rank)
         count[0] = holding.length
+        if self.holds(HOLE, rank):
+            holding.log[holding.length] = HOLE
+            count[0] += 1
         return holding.log
 
     cdef slot_t match(self, const uint64_t* path, int32_t length, uint64_t serial) noexcept nogil:
@@ -177,42 +203,57 @@ cdef class PrefixIndex:
         self._matched_serial = 0
         return self._walk(path, length, start, last)
 
-    cdef int _put(self, block_t* row, uint64_t hash, slot_t rank) noexcept nogil:
-        """`enter` into the row of the block, or into the empty one where it would be put."""
+    cdef int _put(self, block_t* row, uint64_t hash, uint64_t key, slot_t rank, int32_t more) noexcept nogil:
+        """`enter` into the row of the block, or into the empty one where it would be put; `more`: so many to come."""
         cdef holding_t* holding = &self._holdings[rank]
-        cdef int32_t room
-        if set_has(&row.holders, rank):
+        if row.holders.size and set_has(&row.holders, rank):
             return 0
-        if holding.length == holding.room and not self.unlogged:
-            room = holding.room + holding.room // 2 + 4
-            if not grown(<void**>&holding.log, room * sizeof(uint64_t)):
+        if holding.length + 2 > holding.room and not self.unlogged:                    # one is spare, see held_by
+            if not self._lengthen(holding, more):
                 return -1
-            holding.room = room
-        if row.holders.size == 0 and (self.blocks + 1) * 3 > (self._table.mask + 1) * 2:
-            if not table_resize(&self._table, (self._table.mask + 1) * 2):
+        if row.holders.size == 0:
+            if (self.blocks + 1) * 3 > (self._table.mask + 1) * 2:
+                if not table_resize(&self._table, (self._table.mask + 1) * 2):
+                    return -1
+                row = table_find(&self._table, key)
+            self.blocks += 1
+            row.key = key
+            row.holders.ranks.few[0] = rank                    # an empty set is one of few
+            row.holders.size = 1
+            set_place(&row.holders, self._write(holding, hash))
+        else:
+            if not set_reserve(&row.holders, rank, self._words):
                 return -1
-            row = table_find(&self._table, hash)
-        if not set_reserve(&row.holders, rank, self._words):
-            return -1
-        self.blocks += row.holders.size == 0
-        row.hash = hash
-        set_add(&row.holders, rank)
-        if not self.unlogged:
-            holding.log[holding.length] = hash
-            holding.length += 1
+            set_add(&row.holders, rank)
+            self._write(holding, hash)
         holding.held += 1
         self.pairs += 1
         self._changes += 1
-        self.mixed += mix64(mix64(hash) + holding.tag)
+        self.mixed += mix64(key + holding.tag)
         return 1
 
-    cdef void _take(self, block_t* row, slot_t rank) noexcept nogil:
-        """Take a rank that holds the block of this row out of it, and give back what that leaves too large."""
-        cdef holding_t* holding = &self._holdings[rank]
-        self._drop(row, rank)
-        if holding.length > 2 * holding.held + LOG_SLACK:
-            self._compact(holding, rank)
-        self._shrink()
+    cdef bint _lengthen(self, holding_t* holding, int32_t more) noexcept nogil:
+        """Make room in a log for so many additions, and then some. False: no memory, and nothing has changed."""
+        cdef int32_t room = max(holding.room + holding.room // 2 + 4, holding.length + more + 1)
+        if not grown(<void**>&holding.log, room * sizeof(uint64_t)):
+            return False
+        holding.room = room
+        return True
+
+    cdef int32_t _write(self, holding_t* holding, uint64_t hash) noexcept nogil:
+        """Into the log, in which there is room: the place, or NO_PLACE. Some entries are tried for a hole, in turn."""
+        cdef int32_t place = holding.length
+        cdef int32_t i
+        if hash == HOLE or self.unlogged:
+            return NO_PLACE
+        for i in range(TRIES if place > holding.held else 0):
+            holding.tried = holding.tried + 1 if holding.tried + 1 < place else 0
+            if holding.log[holding.tried] == HOLE:
+                holding.log[holding.tried] = hash
+                return holding.tried
+        holding.log[place] = hash
+        holding.length += 1
+        return place
 
     cdef void _shrink(self) noexcept nogil:
         """Give up a table that is far too large; no memory for a smaller one is no harm."""
@@ -225,30 +266,59 @@ cdef class PrefixIndex:
 
     cdef void _drop(self, block_t* row, slot_t rank) noexcept nogil:
         """Take a rank that holds the block of this row out of it; the row goes with its last rank."""
-        self.mixed -= mix64(mix64(row.hash) + self._holdings[rank].tag)
-        self.pairs -= 1
-        self._changes += 1
-        self._holdings[rank].held -= 1
-        set_remove(&row.holders, rank)
-        if row.holders.size == 0:
-            self.blocks -= 1
-            table_close(&self._table, row)
+        if row.holders.size > 1:
+            set_remove(&row.holders, rank)
+            return
+        if place_of(&row.holders) != NO_PLACE:
+            self._holdings[rank].log[place_of(&row.holders)] = HOLE
+        self.blocks -= 1
+        table_close(&self._table, row)
+
+    cdef void _count_gone(self, holding_t* holding, int32_t gone, uint64_t mixed) noexcept nogil:
+        """So many pairs of a rank have been dropped, of which `mixed` is the sum."""
+        holding.held -= gone
+        self.pairs -= gone
+        self._changes += gone
+        self.mixed -= mixed
 
     cdef void _compact(self, holding_t* holding, slot_t rank) noexcept nogil:
-        """Leave each block that the rank holds in its log once. Meanwhile a negated size says: already kept."""
-        cdef int32_t i
+        """Leave each block that the rank holds in its log once, without holes.
+
+        A block that it holds alone has its place there; of others a negated size says meanwhile: already kept.
+        """
+        cdef int32_t at[CHUNK]
+        cdef uint64_t keys[CHUNK]
+        cdef int32_t i = 0
         cdef int32_t kept = 0
-        cdef block_t* row
+        cdef int32_t kept_shared = 0
+        cdef int32_t j, count
+        cdef rankset_t* holders
         cdef void* less
-        for i in range(holding.length):
-            row = table_next(&self._table, holding.log, i, holding.length)
-            if row.holders.size > 0 and set_has(&row.holders, rank):
-                row.holders.size = -row.holders.size
-                holding.log[kept] = row.hash
+        while i < holding.length:
+            count = 0
+            while i < holding.length and count < CHUNK:
+                if holding.log[i] != HOLE:
+                    at[count] = i
+                    keys[count] = table_ask(&self._table, holding.log[i])
+                    count += 1
+                i += 1
+            for j in range(count):
+                holders = &table_find(&self._table, keys[j]).holders
+                if holders.size <= 0 or not set_has(holders, rank):
+                    continue
+                if holders.size > 1:
+                    holders.size = -holders.size
+                    kept_shared += 1
+                elif place_of(holders) == NO_PLACE or place_of(holders) == at[j]:
+                    set_place(holders, kept)
+                else:
+                    continue
+                holding.log[kept] = holding.log[at[j]]
                 kept += 1
-        for i in range(kept):
-            row = table_next(&self._table, holding.log, i, kept)
-            row.holders.size = -row.holders.size
+        for i in range(kept if kept_shared else 0):
+            holders = &table_find(&self._table, mix64(holding.log[i])).holders
+            if holders.size < 0:
+                holders.size = -holders.size
         holding.length = kept
         if holding.room > 2 * kept + LOG_SLACK:
             less = realloc(holding.log, (kept + LOG_SLACK) * sizeof(uint64_t))
@@ -271,6 +341,7 @@ cdef class PrefixIndex:
         cdef slot_t kept
         cdef int32_t level = 0
         cdef rankset_t* holders
+        cdef uint64_t keys[AHEAD]
         for i in range(self.matches):
             self.depth[self.matched[i]] = 0
         self.matches = 0
@@ -280,9 +351,9 @@ cdef class PrefixIndex:
         if start != NULL:
             memset(heads, 0xFF, sizeof(heads))
             memset(self._seen, 0, self._words * sizeof(uint64_t))
-        table_start(&self._table, path, length)
+        table_start(&self._table, path, length, keys)
         while level < length and (level <= last or size or self._alive_size):
-            holders = &table_next(&self._table, path, level, length).holders
+            holders = &table_find(&self._table, table_next(&self._table, path, level, length, keys)).holders
             kept = 0
             if holders.room < 0:
                 for i in range(size):

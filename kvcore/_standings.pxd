@@ -4,7 +4,7 @@ from kvcore._ledger cimport Ledger
 from kvcore._load cimport load_t
 from kvcore._selector cimport query_t
 from kvcore._tournament cimport tournament_t
-from kvcore._types cimport int64_t, slot_t, uint64_t
+from kvcore._types cimport int64_t, slot_t, tokens_t, uint64_t
 
 
 @cython.final
@@ -44,6 +44,6 @@ cdef class Standings:
 
     cdef int _reserve(self, const slot_t* order, slot_t present) except -1 nogil
     cdef void _stand(self, slot_t position, bint play) noexcept nogil
-    cdef int64_t _cost_key(self, const load_t* load) noexcept nogil
+    cdef int64_t _cost_key(self, const load_t* load, tokens_t tokens) noexcept nogil
     cdef void _build(self) noexcept nogil
     cdef slot_t _plain(self, const query_t* query, uint64_t* generator) noexcept nogil

@@ -19,12 +19,12 @@ Cost: rebuild O(W), the larger one of before and after; refresh O(dirty log W), 
 overlay), the plain loop's O(W) where the overlay is large or the query is not served; most_room O(1).
 """
 from libc.stdlib cimport free, qsort
-from kvcore._load cimport INT64_TOP, RANK_OPEN, blocks_of, held_of, load_t, requests_of, tokens_at
+from kvcore._load cimport INT64_TOP, RANK_OPEN, blocks_of, held_of, load_t, load_tokens, requests_of
 from kvcore._selector cimport choose, draw, rank_cost
 from kvcore._tournament cimport (
     ABSENT, tournament_build, tournament_clear, tournament_free, tournament_init, tournament_key, tournament_min,
     tournament_place, tournament_reserve, tournament_set, tournament_ties, tournament_ties_before, tournament_tied)
-from kvcore._types cimport NO_SLOT, i128, resize
+from kvcore._types cimport NO_SLOT, i128, resize, tokens_t
 
 cdef extern from *:
     """
@@ -182,24 +182,25 @@ cdef class Standings:
         """Read the load of a rank; play its matches, or leave them to _build."""
         cdef slot_t rank = self._order[position]
         cdef const load_t* load = &self.ledger.loads[rank]
+        cdef tokens_t tokens = load_tokens(load, self.ledger.now_ns)
         cdef unsigned char flags = 0
         cdef slot_t pair
         if load.state == RANK_OPEN:
-            flags = IS_OPEN | (IS_LOADED if tokens_at(load, self.ledger.now_ns) else 0)
+            flags = IS_OPEN | (IS_LOADED if tokens else 0)
         self._open += (flags & IS_OPEN) - (self._flags[position] & IS_OPEN)
         self._loaded += (flags & IS_LOADED) // IS_LOADED - (self._flags[position] & IS_LOADED) // IS_LOADED
         self._flags[position] = flags
-        enter(&self._costs, position, self._cost_key(load) if self._exact and flags else ABSENT, play)
+        enter(&self._costs, position, self._cost_key(load, tokens) if self._exact and flags else ABSENT, play)
         if self._strict:
             for pair in range(self._pairs):
                 enter(&self._rooms[pair], position,
                       room_key(load) if flags and not self.ledger.busy(rank, pair) else ABSENT, play)
             enter(&self._rooms[self._pairs], position, room_key(load) if flags else ABSENT, play)
 
-    cdef int64_t _cost_key(self, const load_t* load) noexcept nogil:
+    cdef int64_t _cost_key(self, const load_t* load, tokens_t tokens) noexcept nogil:
         cdef i128 key = <i128>self._block_size * blocks_of(load)
         key += <i128>self._request_tokens * requests_of(load)
-        key += tokens_at(load, self.ledger.now_ns)
+        key += tokens
         return KEY_CAP if key >= KEY_CAP else <int64_t>key
 
     cdef void _build(self) noexcept nogil:

@@ -29,6 +29,13 @@ cdef struct worker_t:
     slot_t taints          # number of its taint set
 
 
+cdef struct names_t:
+    # A set of worker ids.
+    uint64_t* rows         # open addressing by mix64; 0: empty
+    uint64_t mask          # number of rows - 1
+    bint zero              # 0 is in the set
+
+
 @cython.final
 cdef class WorkerTable:
     cdef dict _slots               # worker_id -> worker slot
@@ -44,6 +51,8 @@ cdef class WorkerTable:
     cdef slot_t* order             # present ranks by (worker_id, dp_rank)
     cdef slot_t present            # how many
     cdef TaintTable taints
+    cdef names_t _names            # the last long allow-list, or nothing of worth
+    cdef frozenset _named          # whose copy that is, or None
 
     cdef slot_t count(self) noexcept nogil
     cdef slot_t find(self, object worker_id)
@@ -64,4 +73,6 @@ cdef class WorkerTable:
     cdef slot_t _new_rank(self) except -1
     cdef void _free_rank(self, slot_t rank) noexcept
     cdef void _take_rank(self, slot_t rank) noexcept
+    cdef slot_t _ranks_among(self, frozenset allowed, const unsigned char* fits, slot_t* out) except -1
+    cdef int _name(self, frozenset ids) except -1
     cdef slot_t _position(self, uint64_t worker_id, uint32_t dp_rank) noexcept nogil

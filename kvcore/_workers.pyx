@@ -9,9 +9,10 @@ Never here: load (_ledger), cached blocks (_prefix), who waits (_lanes).
 Invariants: `order` holds exactly the ranks that have a worker, sorted; a rank row is live iff it has a worker or a
 pin; rank slots are shared with every table that is indexed by rank.
 """
+from cpython.ref cimport PyObject
 from libc.stdlib cimport free, malloc
-from libc.string cimport memmove
-from kvcore._types cimport NO_SLOT, resize
+from libc.string cimport memmove, memset
+from kvcore._types cimport NO_SLOT, mix64, read_uint64, resize
 
 
 cdef class WorkerTable:
@@ -29,6 +30,7 @@ cdef class WorkerTable:
         free(self.workers)
         free(self.ranks)
         free(self.order)
+        free(self._names.rows)
 
     cdef slot_t count(self) noexcept nogil:
         return self._live
@@ -222,19 +224,63 @@ cdef class WorkerTable:
         cdef slot_t count = 0
         cdef slot_t worker, i
         cdef uint32_t j
-        if allowed is None or len(allowed) * 8 > self.present:
+        if allowed is None:
             for i in range(self.present):
                 if fits[self.workers[self.ranks[self.order[i]].worker].taints]:
-                    if allowed is None or self.ranks[self.order[i]].worker_id in allowed:
-                        out[count] = self.order[i]
-                        count += 1
+                    out[count] = self.order[i]
+                    count += 1
             return count
+        if len(allowed) * 8 > self.present:
+            return self._ranks_among(allowed, fits, out)
         for worker_id in sorted([worker_id for worker_id in allowed if worker_id in self._slots]):
             worker = self._slots[worker_id]
             for j in range(self.workers[worker].dp_size if fits[self.workers[worker].taints] else 0):
                 out[count] = self.workers[worker].ranks[j]
                 count += 1
         return count
+
+    cdef slot_t _ranks_among(self, frozenset allowed, const unsigned char* fits, slot_t* out) except -1:
+        """ranks_of for a long allow-list: each present rank is looked at."""
+        cdef slot_t count = 0
+        cdef slot_t i
+        cdef names_t names
+        cdef const rank_t* row
+        cdef bint copied = len(allowed) <= 2 * self.present
+        if copied and self._named is not allowed:
+            self._name(allowed)
+        names = self._names                    # a copy that no write to `out` can change
+        for i in range(self.present):
+            row = &self.ranks[self.order[i]]
+            if fits[self.workers[row.worker].taints]:
+                if is_named(&names, row.worker_id) if copied else row.worker_id in allowed:
+                    out[count] = self.order[i]
+                    count += 1
+        return count
+
+    cdef int _name(self, frozenset ids) except -1:
+        """Copy worker ids to where C finds them: asking a frozenset takes an int object and a comparison each.
+
+        They are kept until others are asked for, because one arrival asks several times.
+        """
+        cdef uint64_t size = 16
+        cdef uint64_t name = 0
+        cdef uint64_t at
+        self._named = None
+        while size < 4 * <uint64_t>len(ids):
+            size *= 2
+        resize(<void**>&self._names.rows, size * sizeof(uint64_t))
+        memset(self._names.rows, 0, size * sizeof(uint64_t))
+        self._names.mask = size - 1
+        self._names.zero = False
+        for worker_id in ids:
+            if type(worker_id) is int and read_uint64(<PyObject*>worker_id, &name):
+                self._names.zero = self._names.zero or name == 0
+                at = mix64(name) & self._names.mask
+                while self._names.rows[at]:
+                    at = (at + 1) & self._names.mask
+                self._names.rows[at] = name
+        self._named = ids
+        return 0
 
     cdef slot_t _position(self, uint64_t worker_id, uint32_t dp_rank) noexcept nogil:
         """First place in `order` whose rank is not before (worker_id, dp_rank). O(log ranks)."""
@@ -254,3 +300,12 @@ cdef class WorkerTable:
             else:
                 high = middle
         return low
+
+
+cdef inline bint is_named(const names_t* names, uint64_t name) noexcept nogil:
+    cdef uint64_t at = mix64(name) & names.mask
+    if name == 0:
+        return names.zero
+    while names.rows[at] and names.rows[at] != name:
+        at = (at + 1) & names.mask
+    return names.rows[at] == name

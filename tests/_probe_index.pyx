@@ -5,11 +5,14 @@ be array.array("Q") to begin with; what the methods in plural do with them is on
 """
 from cpython cimport array
 from kvcore._active cimport ActiveBlocks, pair_t
-from kvcore._blocks cimport block_t, table_find
-from kvcore._prefix cimport PrefixIndex
-from kvcore._types cimport NO_SLOT, int32_t, int64_t, slot_t, uint64_t
+from kvcore._blocks cimport NO_PLACE, block_t, table_find
+from kvcore._prefix cimport HOLE, PrefixIndex, holding_t
+from kvcore._types cimport NO_SLOT, int32_t, int64_t, mix64, slot_t, uint64_t
 
 import array
+
+#: The name that no log holds.
+HOLE_NAME = HOLE
 
 
 cdef array.array hashes_of(path):
@@ -112,13 +115,30 @@ cdef class Prefix:
 
     def shape(self, uint64_t hash):
         """How the holders of a block are kept: None (nobody), "few", "some" or "many"."""
-        row = table_find(&self.index._table, hash).holders
+        row = table_find(&self.index._table, mix64(hash)).holders
         if row.size == 0:
             return None
         return "few" if row.room == 0 else "some" if row.room > 0 else "many"
 
     def memory(self):
         return memory_of(self.index)
+
+    def held_by(self, slot_t rank):
+        """Blocks that the rank holds, in the order in which they stand in its log."""
+        cdef int32_t count, i
+        cdef const uint64_t* held = self.index.held_by(rank, &count)
+        return [held[i] for i in range(count)]
+
+    def log(self, slot_t rank):
+        """What stands in its log; None: a hole."""
+        cdef int32_t i
+        cdef const holding_t* holding = &self.index._holdings[rank]
+        return [None if holding.log[i] == HOLE else holding.log[i] for i in range(holding.length)]
+
+    def place(self, uint64_t hash):
+        """The place in the log of the one rank that holds a block, or None."""
+        row = table_find(&self.index._table, mix64(hash)).holders
+        return row.ranks.few[1] if row.size == 1 and row.ranks.few[1] != NO_PLACE else None
 
     def adds(self, path, slot_t rank):
         """How many were new."""

@@ -199,6 +199,19 @@ def test_a_rank_that_falls_and_stays_busy_frees_nobody():
     assert short(story.prefill("b", 2)) == "D c"
 
 
+@pytest.mark.parametrize(("thresholds", "at_30", "at_0"), [
+    ((10, 40), "D b", "D a"), ((40, 10), "D a", "D b"), ((10, 10), "", "D a, D b"), ((40, 40), "D a, D b", "")])
+def test_a_class_is_judged_by_its_own_thresholds(thresholds, at_30, at_0):
+    """The one rank falls from 70 tokens to 30, and to what those who go in then bring."""
+    classes = [PolicyClass(f"c{i}", 1, policy_family=f"f{i}", cache_bucket="all", prefill_busy_threshold=bound)
+               for i, bound in enumerate((*thresholds, None))]
+    story = Story(1, profile=PolicyProfile(tuple(classes), (CacheBucket("all", 0),), "f2"))
+    assert short(story.arrive("x", 30) + story.arrive("y", 40)) == "D x, D y"
+    assert short(story.arrive("a", 1, policy_class="f0") + story.arrive("b", 1, policy_class="f1")) == "P a, P b"
+    assert short(story.prefill("y", 2)) == at_30
+    assert short(story.prefill("x", 1)) == at_0
+
+
 def test_classes_share_what_becomes_free():
     """Quanta 3:1 and unit costs, one place at a time: DESIGN D5 keeps the ratio however often one polls."""
     story = Story(1, profile=profile(3, 1, prefill_busy_threshold=0))

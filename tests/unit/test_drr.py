@@ -165,6 +165,7 @@ def test_ten_thousand_failed_polls_save_no_credit():
         assert queue.pop(nobody) is None
     assert state(queue) == ([0, 0], 0, None, 2)
     assert queue.lanes(0).tests == queue.lanes(1).tests == 1
+    assert queue.visits == 2  # a poll looks at no class while all are blocked
 
 
 def test_a_blocked_class_keeps_its_credit_and_earns_nothing():

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import random
 from array import array
 
 import pytest
 from little_memory import little_memory
 from probe_build import load
 
-Prefix = load("_probe_index").Prefix
+probe = load("_probe_index")
+Prefix = probe.Prefix
 
 U64 = 2**64 - 1
 EMPTY = {"table": 64 * 24, "sets": 0, "logs": 0}
@@ -143,6 +145,49 @@ def test_blocks_that_come_and_go_are_in_a_log_once_after_all(others):
     assert index.adds(range(40), 0) == 39
     assert index.purge(0) == 40
     assert index.match([0]) == dict.fromkeys(range(1, others + 1), 1)
+
+
+@pytest.mark.parametrize("order", ["oldest first", "some"])
+def test_blocks_that_take_the_place_of_others_in_a_log(order):
+    """One comes, one goes, a thousand times: what is held by one rank leaves a hole, which the next ones find."""
+    index, choice = made(1), random.Random(1)
+    held = list(range(40))
+    assert index.adds(held, 0) == 40
+    for name in range(40, 1_040):
+        assert index.remove(held.pop(0 if order == "oldest first" else choice.randrange(40)), 0)
+        held.append(name)
+        assert index.add(name, 0)
+        assert len(index.log(0)) <= (56 if order == "oldest first" else 72)
+    assert sorted(index.held_by(0)) == sorted(held)
+
+
+def test_logs_know_what_their_ranks_hold():
+    """Any order of additions, removals and compactions; one of the names is that which stands for a hole."""
+    ranks, choice = 70, random.Random(7)
+    index, pool = made(ranks), [probe.HOLE_NAME, *names(150)]
+    held = [set() for _ in range(ranks)]
+    for turn in range(6_000):
+        # Mostly three ranks, so that many blocks are held by one alone, and some by all.
+        rank = choice.randrange(3 if turn % 3 else ranks)
+        path = choice.sample(pool, choice.randrange(1, 20))
+        if choice.random() < (0.6 if turn // 1_000 % 2 else 0.4):
+            assert index.add_all(path, rank) == len(set(path) - held[rank])
+            held[rank] |= set(path)
+        else:
+            assert index.remove_all(path, rank) == len(set(path) & held[rank])
+            held[rank] -= set(path)
+        if turn % 7 == 0:
+            assert sorted(index.held_by(rank)) == sorted(held[rank])
+        if turn % 250 == 0:
+            assert index.purge(rank) == len(held[rank])
+            held[rank].clear()
+        log = index.log(rank)
+        assert len(log) <= 2 * len(held[rank]) + 16
+        assert held[rank] <= {*log, probe.HOLE_NAME}
+        for name in held[rank]:
+            assert index.place(name) is None or log[index.place(name)] == name
+    assert index.pairs == sum(map(len, held))
+    assert all(index.holds(name, rank) == (name in held[rank]) for rank in range(ranks) for name in pool)
 
 
 @pytest.mark.parametrize("end", ["remove", "purge"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -180,6 +182,19 @@ def test_the_ranks_that_a_request_may_use_in_order(allowed, required):
     wanted = [name for name in table.order()
               if (allowed is None or name[0] in allowed) and required <= KINDS[name[0] % 4]]
     assert table.ranks_of(allowed, required) == wanted
+
+
+def test_long_allow_lists_one_after_the_other():
+    """Each is asked for twice, as one arrival does; ids of all sizes, known and unknown."""
+    table, choice = Workers(), random.Random(5)
+    ids = [0, 1, 2**64 - 1, 2**63, *range(2, 30), *[choice.getrandbits(64) for _ in range(30)]]
+    for worker_id in ids:
+        add(table, worker_id, 0, 1)
+    for size in [40, 60, 8, 30, 50, 500] * 3:
+        allowed = frozenset(choice.sample(ids + [worker_id ^ 32 for worker_id in ids], min(size, 2 * len(ids))))
+        allowed |= frozenset(range(1_000, 1_000 + size - len(allowed)))
+        wanted = [name for name in table.order() if name[0] in allowed]
+        assert table.ranks_of(allowed) == table.ranks_of(allowed) == wanted
 
 
 def test_taints_of_a_worker_are_replaced():
