@@ -207,17 +207,22 @@ cdef inline block_t* table_find(const table_t* table, uint64_t hash) noexcept no
     return &table.rows[at]
 
 
+cdef inline void table_expect(const table_t* table, uint64_t hash) noexcept nogil:
+    """This block will be looked for: have its row on its way from memory."""
+    prefetch(&table.rows[table_home(table, hash)])
+
+
 cdef inline void table_start(const table_t* table, const uint64_t* hashes, int32_t count) noexcept nogil:
     """Before a run of table_next."""
     cdef int32_t i
     for i in range(min(count, <int32_t>AHEAD)):
-        prefetch(&table.rows[table_home(table, hashes[i])])
+        table_expect(table, hashes[i])
 
 
 cdef inline block_t* table_next(const table_t* table, const uint64_t* hashes, int32_t i, int32_t count) noexcept nogil:
     """table_find of hashes[i], while those that follow are on their way from memory."""
     if i + AHEAD < count:
-        prefetch(&table.rows[table_home(table, hashes[i + AHEAD])])
+        table_expect(table, hashes[i + AHEAD])
     return table_find(table, hashes[i])
 
 
