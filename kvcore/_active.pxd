@@ -4,6 +4,10 @@ from kvcore._prefix cimport PrefixIndex
 from kvcore._types cimport int32_t, int64_t, slot_t, uint32_t, uint64_t
 
 
+cdef enum:
+    EXPECTED_MAX = 32      # more at a time are not on their way together
+
+
 cdef struct pair_t:
     uint64_t hash
     slot_t rank

@@ -15,13 +15,12 @@ table as it empties, the rows when there are none.
 """
 from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memset
-from kvcore._blocks cimport prefetch, table_home
+from kvcore._blocks cimport prefetch, table_ask
 from kvcore._types cimport FRACTION_ONE, NO_SLOT, grown, mix64
 
 cdef enum:
     TABLE_MIN = 64
     ROWS_MIN = 64
-    EXPECTED_MAX = 32          # more at a time are not on their way together
 
 
 cdef inline uint64_t key_of(uint64_t hash, slot_t rank) noexcept nogil:
@@ -50,14 +49,14 @@ cdef class ActiveBlocks:
         self.index.name_rank(rank, tag)
 
     cdef void expect(self, const uint64_t* path, int32_t length, slot_t rank) noexcept nogil:
-        """These pairs will be looked for: have what they stand in on its way from memory."""
+        """The first EXPECTED_MAX of these pairs will be looked for: have what they stand in on its way from memory."""
         cdef int64_t at[EXPECTED_MAX]
         cdef int32_t count = min(length, <int32_t>EXPECTED_MAX)
         cdef int32_t i, row
         for i in range(count):
             at[i] = key_of(path[i], rank) & self._mask
             prefetch(&self._table[at[i]])
-            prefetch(&self.index._table.rows[table_home(&self.index._table, path[i])])
+            table_ask(&self.index._table, path[i])
         for i in range(count):
             row = self._table[at[i]].row
             if row != NO_SLOT:

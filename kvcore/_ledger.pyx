@@ -25,7 +25,7 @@ amortised; advance O(crossings).
 """
 from libc.math cimport INFINITY
 from libc.stdlib cimport free
-from kvcore._active cimport pair_t
+from kvcore._active cimport EXPECTED_MAX, pair_t
 from kvcore._heap cimport heap_free, heap_init, heap_push, heap_remove, heap_reserve, key_t
 from kvcore._load cimport (
     beyond, calm_below, enter_fifo, forget_rank, leave_fifo, load_tokens, set_front, time_of_tokens)
@@ -241,11 +241,10 @@ cdef class Ledger:
     cdef int32_t _count_blocks(self, const uint64_t* path, int32_t length, slot_t rank) except -1 nogil:
         """One more reference to each block of a path: all or, on MemoryError, none. Returns how many are new there."""
         cdef pair_t* pair
-        cdef int32_t fresh = 0
-        cdef int32_t i = 0
-        cdef int32_t row
-        self.active.expect(path, length, rank)
+        cdef int32_t row, fresh = 0, i = 0
         while i < length:
+            if i % EXPECTED_MAX == 0:
+                self.active.expect(path + i, length - i, rank)
             row = self.active.acquire(path[i], rank)
             if row == NO_SLOT:
                 while i:
@@ -315,8 +314,9 @@ cdef class Ledger:
         cdef bint relieved = booking.prefilling and booking.prefill > 0
         cdef int32_t i, weight
         cdef int64_t at
-        self.active.expect(booking.path, booking.length, rank)
         for i in range(booking.length - 1, -1, -1):
+            if i == booking.length - 1 or i % EXPECTED_MAX == EXPECTED_MAX - 1:
+                self.active.expect(booking.path + i - i % EXPECTED_MAX, i % EXPECTED_MAX + 1, rank)
             at = self.active.entry(booking.path[i], rank)
             weight = weight_of(self.bookings, self.active.pair_at(at))
             if self.active.release_at(at):

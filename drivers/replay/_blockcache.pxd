@@ -3,6 +3,7 @@ from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 
 cdef enum:
     NO_BLOCK = -1
+    TAKES_AHEAD = 32    # blocks that cache_expect_takes looks at: more at a time are not on their way together
 
 cdef struct block_t:
     uint64_t name       # valid iff named

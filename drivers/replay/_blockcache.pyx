@@ -22,7 +22,6 @@ cdef enum:
     PLACES_MIN = 16
     ROWS_MIN = 64
     MATCH_AHEAD = 4         # names on their way from memory while one is looked for
-    TAKES_AHEAD = 32        # more at a time are not on their way together
     FRESH = -2              # prev of a block that was taken when it had never been used
 
 
@@ -165,7 +164,7 @@ cdef int32_t cache_take(cache_t *cache) except -2 nogil:
 
 
 cdef void cache_expect_takes(cache_t *cache, int32_t n) noexcept nogil:
-    """So many blocks will be taken soon: their names are on their way, which they lose."""
+    """So many blocks will be taken, TAKES_AHEAD of them soon: the names that they lose are on their way from memory."""
     cdef int32_t b = cache.head
     if cache.fresh < cache.total:
         return

@@ -18,8 +18,8 @@ Knows no Python object, no other worker and no clock.
 from libc.stdint cimport int32_t, int64_t
 
 from kvcore.drivers.replay._blockcache cimport (
-    NO_BLOCK, cache_expect_block, cache_expect_takes, cache_find, cache_hold, cache_match, cache_release, cache_take,
-    cache_unhold, cache_unrelease, cache_untake,
+    NO_BLOCK, TAKES_AHEAD, cache_expect_block, cache_expect_takes, cache_find, cache_hold, cache_match, cache_release,
+    cache_take, cache_unhold, cache_unrelease, cache_untake,
 )
 from kvcore.drivers.replay._sequences cimport (
     NO_SEQ, RUNNING, WAITING, due_at, heap_add, heap_remove, list_append, list_prepend, list_remove, list_restore, room,
@@ -68,10 +68,11 @@ cdef bint _place(model_t *m, worker_t *w, int32_t s) except -1 nogil:
     if need > w.cache.free:
         w.blocked, w.blocked_stores, w.blocked_need = s, w.cache.stores, need
         return 0
-    cache_expect_takes(&w.cache, n - hits)
     for i in range(hits):
         cache_hold(&w.cache, q.blocks[i])
     for i in range(hits, n):
+        if (i - hits) % TAKES_AHEAD == 0:
+            cache_expect_takes(&w.cache, n - i)
         q.blocks[i] = cache_take(&w.cache)
     q.hits = hits
     q.n_blocks = n
