@@ -77,7 +77,7 @@ cdef class Scheduler:
     cdef int _check_reader(self) except -1
     cdef int _check_invariants(self) except -1
     cdef int _apply(self, Event event, list out) except -1
-    cdef int _dispatch(self, Event event, list out) except -1
+    cdef int _route(self, Event event, list out) except -1
     cdef int _advance(self, ns_t now_ns, list out) except -1
     cdef int _on_released(self, AdmissionReleased event, list out) except -1
     cdef int _on_refreshed(self, OverlapRefreshed event, list out) except -1

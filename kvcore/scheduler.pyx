@@ -1,10 +1,10 @@
 """Scheduler: the decision, `step(event) -> actions` (DESIGN 3). The only file that knows all the parts.
 
-Owns the order in which things happen inside a step, the last time seen and the policy in force. All else has an owner
-of its own: live requests (_requests), what waits (_backlog, _drr, _lanes), workers with their load and caches (_fleet),
-eligibility and choice (_placement), the way in (_arrivals), decisions (_settle), the way to a booking (_dispatch), what
-becomes of a request (_lifecycle), admission policies (_admission), facts about workers (_facts), whole arrays of events
-(_batch), what can be read (_inspect, _digest), snapshots (_snapshot, _restore).
+Owns the order in which things happen inside a step, and the policy in force; what time it is, the ledger knows. All
+else has an owner of its own: live requests (_requests), what waits (_backlog, _drr, _lanes), workers with their load
+and caches (_fleet), eligibility and choice (_placement), the way in (_arrivals), decisions (_settle), the way to a
+booking (_dispatch), what becomes of a request (_lifecycle), admission policies (_admission), facts about workers
+(_facts), whole arrays of events (_batch), what can be read (_inspect, _digest), snapshots (_snapshot, _restore).
 
 A step: accept the whole batch (no writes) -> per event: advance time, apply the fact, tell the admission policies ->
 settle: pop, place, repeat -> Parks.
@@ -241,12 +241,12 @@ cdef class Scheduler:
     cdef int _apply(self, Event event, list out) except -1:
         """Let time pass until the event, apply it, tell the admission policies."""
         self._advance(event.now_ns, out)
-        self._dispatch(event, out)
+        self._route(event, out)
         if self.policies.any:
             self.admission.deliver_all(out)
         return 0
 
-    cdef int _dispatch(self, Event event, list out) except -1:
+    cdef int _route(self, Event event, list out) except -1:
         cdef object kind = type(event)
         if kind is RequestArrived:
             return self.arrivals.arrive((<RequestArrived>event).request, out)
