@@ -12,9 +12,8 @@ import sys
 import time
 from collections.abc import Callable
 
-from replay_child import peak_bytes
-
 import numpy as np
+from replay_child import peak_bytes
 
 import kvcore as kv
 from kvcore.records import EVENT_DTYPE, EventKind

@@ -12,7 +12,6 @@ except ModuleNotFoundError as error:
     # A folder with a checkout comes before what is installed wherever Python looks into the current folder first.
     message = f"{__path__[0]} is a source tree without its compiled modules: start Python in another folder"
     raise ImportError(f"{message}, or compile them there: python setup.py build_ext --inplace") from None
-from kvcore import _constructor as _constructor  # makes calls of Request cheap
 from kvcore._explanation_text import text as explanation_text
 from kvcore._journal_cut import JournalCut
 from kvcore._journal_cut import cut as cut_journal

@@ -29,6 +29,8 @@ from kvcore.records cimport check, event_of
 
 from dataclasses import replace
 
+import kvcore._constructor  # no-cython-lint; imported for what it does to calls of Request
+
 from kvcore._tables import LOAD_DTYPE, POTENTIAL_DTYPE
 from kvcore.config import SchedulerConfig
 from kvcore.errors import InvalidSnapshot
