@@ -158,7 +158,7 @@ def test_signals_have_their_turn(tmp_path):
 
     before = signal.signal(signal.SIGALRM, stop)
     try:
-        signal.setitimer(signal.ITIMER_REAL, 0.001)
+        signal.setitimer(signal.ITIMER_REAL, 0.01)
         with pytest.raises(InterruptedError):
             simulate(stream, SchedulerConfig(block_size=512), MOCK, 1)
     finally:
