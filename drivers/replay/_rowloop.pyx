@@ -7,6 +7,7 @@ looked up. A handle is never used again.
 What it must never do: look at a real clock, or decide anything about requests.
 """
 cimport cython
+from cpython.exc cimport PyErr_CheckSignals
 from libc.stdint cimport int32_t, int64_t
 from libc.stdlib cimport free
 from libc.string cimport memcpy
@@ -146,8 +147,17 @@ cdef class RowLoop:
             self.now_ns = now_ns
             self._step(now_ns)
             arrival_ns = self._arrival_ns()
-            if progress is not None and self.steps % PROGRESS_STEPS == 0:
-                progress(self.table.n, now_ns)
+            if self.steps % PROGRESS_STEPS == 0:
+                self._pause()
+                if progress is not None:
+                    progress(self.table.n, now_ns)
+
+    cdef int _pause(self) except -1:
+        """Nothing here is interpreted, so signals and other threads have to be given their turn."""
+        PyErr_CheckSignals()
+        with nogil:
+            pass
+        return 0
 
     cdef inline int64_t _arrival_ns(self) except -1:
         return self.arrivals.next_ns if self.opened is None else self.opened.next_ns

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import signal
 import tempfile
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -139,6 +141,31 @@ def test_rows_are_taken_where_nobody_looks_on(loops):
     assert not loops
     simulate(rows, SchedulerConfig(), MOCK, 1)
     assert loops
+
+
+def test_signals_have_their_turn(tmp_path):
+    """Ctrl-C and others: while rows are still to come, not when the run is through."""
+    path = tmp_path / "trace.jsonl"
+    path.write_text("".join(f'{{"timestamp": {i}, "input_length": 9, "output_length": 1}}\n' for i in range(20_000)))
+    stream = open_traces([path])
+    closed, seen = [], []
+    close = stream._lines[0].close
+    stream._lines[0].close = partial(closed.append, True)   # nothing that is interpreted
+
+    def stop(*_):
+        seen.append(bool(closed))
+        raise InterruptedError
+
+    before = signal.signal(signal.SIGALRM, stop)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.01)
+        with pytest.raises(InterruptedError):
+            simulate(stream, SchedulerConfig(block_size=512), MOCK, 1)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+        close()
+    assert seen == [False]
 
 
 def test_evictions_are_among_what_is_compared():
