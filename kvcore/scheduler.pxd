@@ -8,7 +8,6 @@ from kvcore._digest cimport Digester
 from kvcore._dispatch cimport Dispatcher
 from kvcore._endings cimport Endings
 from kvcore._explain cimport Explainer
-from kvcore._facts cimport WorkerFacts
 from kvcore._fleet cimport Fleet
 from kvcore._forecast cimport Forecast
 from kvcore._inspect cimport Inspector
@@ -17,14 +16,14 @@ from kvcore._outbox cimport Outbox
 from kvcore._placement cimport Placement
 from kvcore._policies cimport Policies
 from kvcore._reload cimport Reload
+from kvcore._request_facts cimport RequestFacts
 from kvcore._requests cimport RequestTable
 from kvcore._restore cimport SnapshotReader
 from kvcore._settle cimport Settler
 from kvcore._tables cimport Tables
 from kvcore._types cimport int64_t, ns_t, uint64_t
-from kvcore.events cimport (
-    AdmissionReleased, ContextAdvanced, DispatchAccepted, DispatchFailed, Event, OutputBlockAdded, OverlapRefreshed,
-    PolicyReplaced, PrefillCompleted, RequestCancelled, RequestFinished)
+from kvcore._worker_facts cimport WorkerFacts
+from kvcore.events cimport Event, OutputBlockAdded, PolicyReplaced, PrefillCompleted, RequestFinished
 from kvcore.records cimport action_record_t, event_record_t
 from kvcore.request cimport Request
 
@@ -50,7 +49,8 @@ cdef class Scheduler:
     cdef Arrivals arrivals
     cdef Batch batch
     cdef Reload reload
-    cdef WorkerFacts facts
+    cdef RequestFacts request_facts
+    cdef WorkerFacts worker_facts
     cdef Tables tables
     cdef Forecast forecast
     cdef Explainer explainer
@@ -79,15 +79,6 @@ cdef class Scheduler:
     cdef int _apply(self, Event event, list out) except -1
     cdef int _route(self, Event event, list out) except -1
     cdef int _advance(self, ns_t now_ns, list out) except -1
-    cdef int _on_released(self, AdmissionReleased event, list out) except -1
-    cdef int _on_refreshed(self, OverlapRefreshed event, list out) except -1
-    cdef int _on_policy_replaced(self, PolicyReplaced event, list out) except -1
+    cdef int _replace_policy(self, PolicyReplaced event, list out) except -1
     cdef int _adopt(self, object profile, list built, list out) except -1
-    cdef int _on_cancelled(self, RequestCancelled event, list out) except -1
-    cdef int _on_accepted(self, DispatchAccepted event, list out) except -1
-    cdef int _on_failed(self, DispatchFailed event, list out) except -1
-    cdef int _on_prefill_completed(self, PrefillCompleted event, list out) except -1
-    cdef int _on_output_block(self, OutputBlockAdded event, list out) except -1
-    cdef int _on_context_advanced(self, ContextAdvanced event, list out) except -1
-    cdef int _on_finished(self, RequestFinished event, list out) except -1
     cdef int _resume(self, SnapshotReader reader) except -1

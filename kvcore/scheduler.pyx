@@ -3,8 +3,9 @@
 Owns the order in which things happen inside a step, and the policy in force; what time it is, the ledger knows. All
 else has an owner of its own: live requests (_requests), what waits (_backlog, _drr, _lanes), workers with their load
 and caches (_fleet), eligibility and choice (_placement), the way in (_arrivals), decisions (_settle), the way to a
-booking (_dispatch), what becomes of a request (_lifecycle), admission policies (_admission), facts about workers
-(_facts), whole arrays of events (_batch), what can be read (_inspect, _digest), snapshots (_snapshot, _restore).
+booking (_dispatch), what becomes of a request (_lifecycle), admission policies (_admission), facts about requests and
+workers (_request_facts, _worker_facts), whole arrays of events (_batch), what can be read (_inspect, _digest),
+snapshots (_snapshot, _restore).
 
 A step: accept the whole batch (no writes) -> per event: advance time, apply the fact, tell the admission policies ->
 settle: pop, place, repeat -> Parks.
@@ -15,14 +16,12 @@ Invariants: after a step no ready head is dispatchable (work conservation); a re
 raises after accept, and if something does, the scheduler is poisoned: every later step raises.
 """
 cimport cython
-from libc.math cimport floor
 from kvcore._accept cimport accept, accept_one, accept_request
 from kvcore._placement cimport runs_now
 from kvcore._reload cimport threshold_pairs
-from kvcore._requests cimport STATE_DEFERRED, STATE_REFRESHING
 from kvcore._restore cimport DAMAGE
 from kvcore._snapshot cimport SnapshotWriter
-from kvcore._types cimport DEBUG_CHECKS, FRACTION_ONE, NO_SLOT, NS_END, int32_t, slot_t
+from kvcore._types cimport DEBUG_CHECKS, NS_END
 from kvcore.actions cimport make_reject
 from kvcore.events cimport BlocksRemoved, BlocksStored, Drained, RequestArrived, TimerFired
 from kvcore.records cimport check, event_of
@@ -34,11 +33,9 @@ import kvcore._constructor  # no-cython-lint; imported for what it does to calls
 from kvcore._tables import LOAD_DTYPE, POTENTIAL_DTYPE
 from kvcore.config import SchedulerConfig
 from kvcore.errors import InvalidSnapshot
-from kvcore.events import Outcome
 
 __all__ = ["LOAD_DTYPE", "POTENTIAL_DTYPE", "Scheduler"]
 
-cdef object COMPLETED = Outcome.COMPLETED
 cdef tuple NOTHING = ()
 
 
@@ -89,7 +86,8 @@ cdef class Scheduler:
         self.batch = Batch(self.lifecycle, self.arrivals, self.settler, self.outbox)
         self.reload = Reload(
             self.requests, self.fleet, self.placement, self.backlog, self.inspector, self.admission, self.policies)
-        self.facts = WorkerFacts(self.lifecycle)
+        self.request_facts = RequestFacts(self.lifecycle)
+        self.worker_facts = WorkerFacts(self.lifecycle)
         self.tables = Tables(self.fleet, self.placement)
         self.forecast = Forecast(
             self.requests, self.backlog, self.placement, self.admission, self.dispatcher, self.tables,
@@ -249,36 +247,25 @@ cdef class Scheduler:
         return 0
 
     cdef int _route(self, Event event, list out) except -1:
+        """Carry an event to who acts on it, the frequent ones first."""
         cdef object kind = type(event)
         if kind is RequestArrived:
             return self.arrivals.arrive((<RequestArrived>event).request, out)
         if kind is OutputBlockAdded:
-            return self._on_output_block(<OutputBlockAdded>event, out)
+            return self.request_facts.output_block_added(<OutputBlockAdded>event, out)
         if kind is PrefillCompleted:
-            return self._on_prefill_completed(<PrefillCompleted>event, out)
+            return self.request_facts.prefill_completed(<PrefillCompleted>event, out)
         if kind is RequestFinished:
-            return self._on_finished(<RequestFinished>event, out)
+            return self.request_facts.finished(<RequestFinished>event, out)
         if kind is BlocksStored or kind is BlocksRemoved:
-            return self.facts.apply(event, out)
-        if kind is RequestCancelled:
-            return self._on_cancelled(<RequestCancelled>event, out)
-        if kind is TimerFired:
+            return self.worker_facts.apply(event, out)
+        if kind is TimerFired or self.request_facts.apply(event, out):
             return 0
-        if kind is DispatchAccepted:
-            return self._on_accepted(<DispatchAccepted>event, out)
-        if kind is DispatchFailed:
-            return self._on_failed(<DispatchFailed>event, out)
-        if kind is ContextAdvanced:
-            return self._on_context_advanced(<ContextAdvanced>event, out)
-        if kind is AdmissionReleased:
-            return self._on_released(<AdmissionReleased>event, out)
-        if kind is OverlapRefreshed:
-            return self._on_refreshed(<OverlapRefreshed>event, out)
         if kind is PolicyReplaced:
-            return self._on_policy_replaced(<PolicyReplaced>event, out)
+            return self._replace_policy(<PolicyReplaced>event, out)
         if kind is Drained:
             return self.lifecycle.drain((<Drained>event).deadline_ns, out)
-        return self.facts.apply(event, out)
+        return self.worker_facts.apply(event, out)
 
     cdef int _check_invariants(self) except -1:
         """Debug builds: totals, heaps and work conservation after every step; every 1,024th where much is live."""
@@ -303,22 +290,9 @@ cdef class Scheduler:
             due_ns = self.lifecycle.first_due_ns()
         return self.fleet.advance(now_ns)
 
-    # Requests before they run.
+    # The policy in force.
 
-    cdef int _on_released(self, AdmissionReleased event, list out) except -1:
-        cdef slot_t slot = self.requests.find(event.request_id)
-        if slot == NO_SLOT or self.requests.rows[slot].state != STATE_DEFERRED:
-            return self.lifecycle.ignore(event.request_id, 0, out)
-        return self.admission.release(slot, event.placement, True, out)
-
-    cdef int _on_refreshed(self, OverlapRefreshed event, list out) except -1:
-        cdef slot_t slot = self.requests.find(event.request_id)
-        if slot == NO_SLOT or self.requests.rows[slot].state != STATE_REFRESHING or (
-                self.requests.rows[slot].ticket != event.ticket):
-            return self.lifecycle.ignore(event.request_id, 0, out)
-        return self.dispatcher.answer(slot, event.overlap, out)
-
-    cdef int _on_policy_replaced(self, PolicyReplaced event, list out) except -1:
+    cdef int _replace_policy(self, PolicyReplaced event, list out) except -1:
         cdef list built = self.builds.pop(0)
         profile = self.config.in_force(event.profile)
         return 0 if profile == self.profile else self._adopt(profile, built, out)
@@ -329,55 +303,6 @@ cdef class Scheduler:
         self.explainer.adopt(profile)
         self.profile = profile
         return 0
-
-    # Requests that run.
-
-    cdef int _on_cancelled(self, RequestCancelled event, list out) except -1:
-        cdef slot_t slot = self.requests.find(event.request_id)
-        if slot == NO_SLOT:
-            return self.lifecycle.ignore(event.request_id, 0, out)
-        return self.lifecycle.cancel(slot)
-
-    cdef int _on_accepted(self, DispatchAccepted event, list out) except -1:
-        cdef slot_t slot = self.lifecycle.running(self.requests.find(event.request_id), event.attempt)
-        if slot == NO_SLOT or not self.lifecycle.accept(slot):
-            return self.lifecycle.ignore(event.request_id, event.attempt, out)
-        return 0
-
-    cdef int _on_failed(self, DispatchFailed event, list out) except -1:
-        cdef slot_t slot = self.requests.find_attempt(event.request_id, event.attempt)
-        if slot == NO_SLOT:
-            return self.lifecycle.ignore(event.request_id, event.attempt, out)
-        return self.lifecycle.fail(slot, event.retry, out)
-
-    cdef int _on_prefill_completed(self, PrefillCompleted event, list out) except -1:
-        cdef slot_t slot = self.lifecycle.running(self.requests.find(event.request_id), event.attempt)
-        if slot == NO_SLOT or not self.lifecycle.complete_prefill(slot):
-            return self.lifecycle.ignore(event.request_id, event.attempt, out)
-        return 0
-
-    cdef int _on_output_block(self, OutputBlockAdded event, list out) except -1:
-        cdef slot_t slot = self.lifecycle.running(self.requests.find(event.request_id), event.attempt)
-        cdef int32_t weight = -1
-        if slot == NO_SLOT:
-            return self.lifecycle.ignore(event.request_id, event.attempt, out)
-        if event.decay_fraction is not None:
-            weight = <int32_t>floor(<double>event.decay_fraction * FRACTION_ONE + 0.5)
-        return self.lifecycle.add_output(slot, weight)
-
-    cdef int _on_context_advanced(self, ContextAdvanced event, list out) except -1:
-        cdef slot_t slot = self.lifecycle.running(self.requests.find(event.request_id), event.attempt)
-        if slot == NO_SLOT:
-            return self.lifecycle.ignore(event.request_id, event.attempt, out)
-        self.lifecycle.progress(slot)
-        return self.admission.advance_context(slot, event.context_tokens)
-
-    cdef int _on_finished(self, RequestFinished event, list out) except -1:
-        cdef slot_t slot = self.requests.find_attempt(event.request_id, event.attempt)
-        if slot == NO_SLOT:
-            return self.lifecycle.ignore(event.request_id, event.attempt, out)
-        return self.lifecycle.finish(
-            slot, event.outcome is COMPLETED, -1 if event.context_tokens is None else event.context_tokens)
 
     # Reading. None of it changes the digest.
 

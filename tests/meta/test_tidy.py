@@ -24,7 +24,8 @@ LAYERS = {
     "decision": ["_exchange", "_fleet", "_selector", "_standings", "_overlaps", "_placement", "_outbox", "_tables",
                  "_backlog", "_inspect", "_digest", "_policies", "_endings", "_admission", "_decisions", "_dispatch",
                  "_forecast",
-                 "_lifecycle", "_settle", "_arrivals", "_batch", "_reload", "_facts", "_accept", "_obstacles",
+                 "_lifecycle", "_settle", "_arrivals", "_batch", "_reload", "_request_facts", "_worker_facts",
+                 "_accept", "_obstacles",
                  "_explain", "_frame", "_snapshot", "_restore_peers", "_restore_requests", "_restore"],
     "scheduler": ["scheduler"],
     "record": ["journal", "_journal_cut"],
@@ -55,9 +56,10 @@ CLOSED = {
     "_selector": {"_types", "_heap", "_blocks", "_prefix", "_active", "_load", "_ledger", "_elementary"},
 }
 
-#: Who may see events and actions: the door, the scheduler and _facts, who words an answer or hands it on; how they
-#: stand in a journal, and the journal; and _restore, which knocks at the door with what it reads.
-SEES_EVENTS = {"_accept", "_exchange", "_facts", "_restore", "_restore_peers", "_restore_requests", "scheduler",
+#: Who may see events and actions: the door, the scheduler and who routes facts, who words an answer or hands it on; how
+#: they stand in a journal, and the journal; and _restore, which knocks at the door with what it reads.
+SEES_EVENTS = {"_accept", "_exchange", "_request_facts", "_worker_facts", "_restore", "_restore_peers",
+               "_restore_requests", "scheduler",
                "records", "_journal_values", "journal", "_journal_cut", "__init__"}
 SEES_ACTIONS = {"_exchange", "_placement", "records", "_outbox", "_arrivals", "_backlog", "_endings",
                 "_admission", "_forecast", "_dispatch", "_lifecycle", "_restore", "scheduler", "_journal_values",

@@ -5,11 +5,7 @@ wait for what is lost hear of it. A fact about a rank, worker or replica that is
 more.
 """
 from kvcore._types cimport NEVER_NS, NO_SLOT, ns_t
-from kvcore.events cimport (
-    BlocksCleared, BlocksRemoved, BlocksStored, CapacityHinted, PeerBooked, PeerLost, PeerPrefillCompleted,
-    PeerReleased, PeerSynced)
-
-cdef tuple PEERS = (PeerBooked, PeerPrefillCompleted, PeerReleased, PeerLost, PeerSynced)
+from kvcore.events cimport BlocksCleared, BlocksRemoved, BlocksStored, CapacityHinted
 
 
 cdef class WorkerFacts:
@@ -35,8 +31,6 @@ cdef class WorkerFacts:
             current = self._report(<LoadReported>event)
         elif kind is CapacityHinted:
             self._fleet.hint((<CapacityHinted>event).ranks)
-        elif kind in PEERS:
-            self._inspector.stale += self._fleet.heard(event)
         else:
             self._inspector.stale += self._fleet.heard(event)       # the others are what replicas tell
         self._inspector.stale += not current
