@@ -10,7 +10,7 @@ request.
 from libc.stdlib cimport free, qsort
 from kvcore._drr cimport LIMIT_REQUESTS
 from kvcore._keys cimport fill_key, order_named
-from kvcore._lanes cimport ClassQueue, waiting_t
+from kvcore._lanes cimport ClassQueue, open_lanes, waiting_t
 from kvcore._load cimport RANK_OPEN
 from kvcore._placement cimport runs_now
 from kvcore._requests cimport STATE_DEFERRED, STATE_WAITING, TIMER_GRACE, TIMER_LOOK, request_t
@@ -172,6 +172,7 @@ cdef class Backlog:
         if self._fleet.graced:
             with gil:
                 self._set_grace(slot)
+        self.queue.waiting.choosy[slot] = row.constrained
         return self.queue.push(slot, row.class_index, row.pin)
 
     cdef int _note(self, slot_t slot) except -1 nogil:
@@ -393,8 +394,16 @@ cdef class Backlog:
 
     cdef list faults(self, head_test_t test, void* judge):
         """Broken invariants of every class, and heads that may run and wait (work conservation). O(waiting)."""
-        cdef slot_t class_index
+        cdef slot_t class_index, slot
+        cdef int64_t choosy = 0
+        cdef int64_t indexed = 0
         found = []
+        for slot in self._requests.in_state(STATE_WAITING):
+            choosy += self._requests.rows[slot].constrained
+        for class_index in range(self.queue.count):
+            indexed += open_lanes(self.queue.queue(class_index))
+        if choosy != self.queue.choosy or indexed != self.queue.waiting.indexed:
+            found.append("counters of the queue")
         for class_index in range(self.queue.count):
             fault = self.queue.queue(class_index).fault(test, judge)
             if fault is not None:

@@ -51,6 +51,7 @@ cdef class PolicyQueue:
     cdef bint _reference           # arbitration mode (DESIGN D5)
     cdef slot_t* _heads            # by class: candidate found in this call, or NO_SLOT
     cdef readonly int32_t size     # requests that are ready, in all classes
+    cdef readonly int32_t choosy   # of them, those that may not use every rank
     cdef readonly int32_t held     # deferred ones
     cdef readonly int64_t dispatched   # by all classes there have been
     cdef readonly int64_t visits   # classes looked at since the queue was made
@@ -66,6 +67,7 @@ cdef class PolicyQueue:
     cdef void settle_emptied(self) noexcept
     cdef void remove(self, slot_t item) noexcept nogil
     cdef slot_t pop(self, head_test_t test, void* judge) noexcept nogil
+    cdef void poll_in_vain(self) noexcept nogil
     cdef void charge(self, slot_t class_index, ns_t now_ns, int64_t cost) noexcept nogil
     cdef limit_t limit_hit(self, slot_t class_index, int64_t workers, int64_t* current, int64_t* bound) noexcept nogil
     cdef int64_t usage(self, slot_t class_index, limit_t kind) noexcept nogil

@@ -14,7 +14,7 @@ Cost of one pop: at most 2C + 1 class visits, whatever the costs, plus the heaps
 """
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcpy
-from kvcore._lanes cimport has_candidate
+from kvcore._lanes cimport open_lanes
 from kvcore._types cimport NO_SLOT, saturated
 
 cdef int64_t RETRY_MIN_NS = 1_000_000                  # DESIGN D18: 1 ms to 1 h
@@ -89,6 +89,8 @@ cdef class PolicyQueue:
             (<ClassQueue>self.rows[i]).table = self.waiting
         self.count = ring.count
         self.size = 0
+        self.choosy = 0
+        self.waiting.indexed = 0               # those of the old ring have gone with it
         self.held = 0
         self.cursor = ring.cursor
         self.visit = ring.visit
@@ -124,6 +126,7 @@ cdef class PolicyQueue:
         """Store a request whose waiting row is filled; rank NO_SLOT is the shared heap."""
         (<ClassQueue>self.rows[class_index]).push(item, rank)
         self.size += 1
+        self.choosy += self.waiting.choosy[item]
         return 0
 
     cdef void hold(self, slot_t item, slot_t class_index) noexcept nogil:
@@ -141,6 +144,7 @@ cdef class PolicyQueue:
         cdef slot_t class_index = self.waiting.rows[item].class_index
         (<ClassQueue>self.rows[class_index]).remove(item)
         self.size -= 1
+        self.choosy -= self.waiting.choosy[item]
         if (<ClassQueue>self.rows[class_index]).size == 0:
             self._emptied(class_index)
 
@@ -150,11 +154,10 @@ cdef class PolicyQueue:
         cdef slot_t current = self.cursor
         cdef bint closes = False
         if self.waiting.indexed == 0:           # nobody waits, or all are blocked
-            if self._reference and self.visit != VISIT_NONE:
-                self._close_visit()
+            self.poll_in_vain()
             return NO_SLOT
         for i in range(self.count):
-            self._heads[i] = NOT_ASKED if has_candidate(<ClassQueue>self.rows[i]) else NO_SLOT
+            self._heads[i] = NOT_ASKED if open_lanes(<ClassQueue>self.rows[i]) else NO_SLOT
         if self.visit != VISIT_NONE:
             if self._look(current, test, judge) != NO_SLOT:
                 if self._cost(current) <= self.classes[current].deficit:
@@ -169,10 +172,13 @@ cdef class PolicyQueue:
         for i in range(self.count):
             if self._heads[i] != NO_SLOT:
                 return self._take(self._grant_rounds(start))
-        # Nobody may run. In mode `exact` nothing has been written, so that polling cannot be observed.
+        self.poll_in_vain()
+        return NO_SLOT
+
+    cdef void poll_in_vain(self) noexcept nogil:
+        """What a pop does where nobody may run. In mode `exact` nothing, so that polling cannot be observed."""
         if self._reference and self.visit != VISIT_NONE:
             self._close_visit()
-        return NO_SLOT
 
     cdef void _close_visit(self) noexcept nogil:
         self.cursor = self._next(self.cursor)
@@ -256,6 +262,7 @@ cdef class PolicyQueue:
         self.classes[class_index].deficit -= self.waiting.rows[item].cost
         (<ClassQueue>self.rows[class_index]).take(item)
         self.size -= 1
+        self.choosy -= self.waiting.choosy[item]
         if (<ClassQueue>self.rows[class_index]).size == 0:
             self._emptied(class_index)
         elif self._reference and self.classes[class_index].deficit == 0:

@@ -38,6 +38,7 @@ cdef class WaitingTable:
     cdef waiting_t* rows
     cdef int32_t* pos      # index in its lane's heap
     cdef int32_t* age_pos  # index in its lane's ages
+    cdef unsigned char* choosy  # 1: it may not use every rank. Filled like the row, 0 where nobody has done so
     cdef slot_t _capacity
     cdef int64_t indexed   # lanes of all classes that are in an index of heads: somebody may have a candidate
 
@@ -104,6 +105,6 @@ cdef class ClassQueue:
     cdef void _unindex(self, slot_t lane) noexcept nogil
 
 
-cdef inline bint has_candidate(ClassQueue queue) noexcept nogil:
-    """Whether it makes sense to ask for one: some lane is not blocked."""
-    return queue._heads.size > 0
+cdef inline int32_t open_lanes(ClassQueue queue) noexcept nogil:
+    """Lanes that are not blocked: without one there is no candidate."""
+    return queue._heads.size

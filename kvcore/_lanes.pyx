@@ -16,6 +16,7 @@ head that fails is tested once per change, never once per pop. max_overtake_toke
 Cost: push, take, remove O(log n); candidate O(tests * log lanes).
 """
 from libc.stdlib cimport free
+from libc.string cimport memset
 from kvcore._heap cimport (
     heap_before, heap_begin, heap_free, heap_holds, heap_init, heap_push, heap_remove, heap_reserve, heap_update)
 from kvcore._types cimport NO_SLOT, resize
@@ -26,6 +27,7 @@ cdef class WaitingTable:
         free(self.rows)
         free(self.pos)
         free(self.age_pos)
+        free(self.choosy)
 
     cdef int reserve(self, slot_t slots) except -1 nogil:
         """Make room for rows 0 .. slots - 1."""
@@ -35,6 +37,8 @@ cdef class WaitingTable:
         resize(<void**>&self.rows, capacity * sizeof(waiting_t))
         resize(<void**>&self.pos, capacity * sizeof(int32_t))
         resize(<void**>&self.age_pos, capacity * sizeof(int32_t))
+        resize(<void**>&self.choosy, capacity)
+        memset(self.choosy + self._capacity, 0, capacity - self._capacity)
         self._capacity = capacity
         return 0
 
@@ -283,10 +287,10 @@ cdef class ClassQueue:
                 return f"lane {lane} is neither indexed nor blocked, or both"
             if row.blocked and test(judge, self.class_index, row.heap.nodes[0].item):
                 return f"the head that blocks lane {lane} may run"
-        if self.candidate(test, judge) != NO_SLOT:
-            return "a request may run and waits"
         if stored != self.size or live != self.lanes or blocked != self.blocked:
             return "counters"
+        if self.candidate(test, judge) != NO_SLOT:         # it blocks lanes that nobody has asked for yet
+            return "a request may run and waits"
         return None
 
     cdef slot_t _lane_for(self, slot_t rank) except -1 nogil:

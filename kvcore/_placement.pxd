@@ -50,6 +50,7 @@ cdef class Placement:
     cdef int64_t _ranked_version
     cdef object failure            # what a dispatch test has raised, or None
     cdef bint failed               # it has raised something
+    cdef bint bounded              # every class has thresholds
 
     cdef int adopt(self, list pairs) except -1
     cdef bint queues(self, slot_t class_index) noexcept nogil

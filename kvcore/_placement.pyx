@@ -83,6 +83,7 @@ cdef class Placement:
         self.standings = Standings(self.fleet.ledger, self.block_size, self._request_weight, self.strict)
         self._largest_version = -1
         self._ranked_version = -1
+        self.bounded = None not in pairs
         resize(<void**>&self.pair_of, len(pairs) * sizeof(slot_t))
         for i in range(<slot_t>len(pairs)):
             self.pair_of[i] = NO_SLOT if pairs[i] is None else pairs[i]

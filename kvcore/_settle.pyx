@@ -2,8 +2,20 @@
 
 Owns the order of that alone: who is next is the backlog's answer, where it runs the dispatcher's.
 """
+from kvcore._load cimport RANK_OPEN
 from kvcore._placement cimport runs_now
 from kvcore._types cimport NO_SLOT
+
+
+cdef bint shut(Placement placement) noexcept nogil:
+    """Whether no request runs now that may use every rank, whatever its class: all open ranks are busy for all."""
+    cdef slot_t pair
+    if placement.strict or not placement.bounded or placement.fleet.ledger.in_state[<int>RANK_OPEN] == 0:
+        return False
+    for pair in range(placement.fleet.ledger.pairs):
+        if placement.fleet.ledger.free[pair]:
+            return False
+    return True
 
 
 cdef class Settler:
@@ -22,6 +34,7 @@ cdef class Settler:
     cdef int settle(self, list out) except -1 nogil:
         """Let go all that may; then refuse the first that may not wait, and look again. O(1) if nothing waits.
 
+        Where every class waits for a rank that is not busy and there is none, no head needs to be asked.
         One at a time, by seq: who stands behind it may run once it is gone, as if it had arrived in a step of its own.
         """
         cdef slot_t slot
@@ -30,7 +43,11 @@ cdef class Settler:
             return 0
         self._backlog.recheck()
         while True:
-            slot = self._backlog.queue.pop(runs_now, <void*>self._placement)
+            if self._backlog.queue.choosy == 0 and shut(self._placement):
+                self._backlog.queue.poll_in_vain()
+                slot = NO_SLOT
+            else:
+                slot = self._backlog.queue.pop(runs_now, <void*>self._placement)
             if self._placement.failed:
                 with gil:
                     raise self._placement.failure

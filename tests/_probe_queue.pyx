@@ -186,6 +186,14 @@ cdef class Queue:
         fill(self.queue.waiting, item, key, raw, cached, cost)
         self.queue.push(item, class_index, NO_SLOT if rank is None else rank)
 
+    def adopt(self, before, profile):
+        """Another ring; what was stored is the caller's to store again."""
+        self.queue.adopt(before, profile)
+
+    def open_lanes(self):
+        """Lanes that are not blocked, in all classes, as they are counted."""
+        return self.queue.waiting.indexed
+
     def remove(self, slot_t item):
         self.queue.remove(item)
 

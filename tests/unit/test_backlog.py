@@ -212,6 +212,37 @@ def test_a_class_is_judged_by_its_own_thresholds(thresholds, at_30, at_0):
     assert short(story.prefill("x", 1)) == at_0
 
 
+def test_who_chose_a_worker_is_told_of_its_loss_while_all_others_are_busy():
+    story = Story(1, 2, **WAITS)
+    assert short(story.arrive("x") + story.arrive("y")) == "D x, D y"
+    assert short(story.arrive("pinned", pinned=Rank(2))) == "P pinned"
+    assert short(story.arrive("listed", allowed_workers=frozenset({2})) + story.arrive("z")) == "P listed, P z"
+    lost = short(story.remove(2)).partition(", ")
+    assert lost[0] in ("E x", "E y")
+    assert lost[2] == "PINNED_WORKER_UNAVAILABLE pinned, NO_ELIGIBLE_WORKER listed"
+
+
+@pytest.mark.parametrize("pinned", [None, Rank(1)], ids=["all alike", "one pinned"])
+def test_a_reload_leaves_the_counters_of_the_queue_right(pinned):
+    """A debug build compares them after every step."""
+    story = Story(1, profile=profile(1, 1, prefill_busy_threshold=0))
+    story.arrive("x")
+    for i in range(4):
+        story.arrive(f"a{i}", policy_class=f"f{i % 2}", pinned=pinned if i == 3 else None)
+    story.reload(profile(2, 2, prefill_busy_threshold=0))
+    assert story.core.audit() == []
+    assert short(story.prefill("x", 1)) == "D a1"
+    assert story.core.audit() == []
+
+
+def test_a_class_without_thresholds_goes_on_while_all_ranks_are_busy():
+    classes = [PolicyClass(f"c{i}", 1, policy_family=f"f{i}", cache_bucket="all", prefill_busy_threshold=bound)
+               for i, bound in enumerate((0, None))]
+    story = Story(1, profile=PolicyProfile(tuple(classes), (CacheBucket("all", 0),), "f0"))
+    assert short(story.arrive("x") + story.arrive("y")) == "D x, P y"
+    assert short(story.arrive("z", policy_class="f1")) == "D z"
+
+
 def test_classes_share_what_becomes_free():
     """Quanta 3:1 and unit costs, one place at a time: DESIGN D5 keeps the ratio however often one polls."""
     story = Story(1, profile=profile(3, 1, prefill_busy_threshold=0))

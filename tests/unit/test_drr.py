@@ -168,6 +168,16 @@ def test_ten_thousand_failed_polls_save_no_credit():
     assert queue.visits == 2  # a poll looks at no class while all are blocked
 
 
+def test_a_ring_that_takes_the_place_of_another_counts_anew():
+    queue = made(3, 5)
+    fill(queue, [9, 9], [9])
+    assert queue.open_lanes() == 2
+    queue.adopt(profile(3, 5), profile(3, 5, 7))
+    assert (queue.size, queue.open_lanes()) == (0, 0)
+    fill(queue, [9, 9], [9], [9])
+    assert (queue.size, queue.open_lanes()) == (4, 3)
+
+
 def test_a_blocked_class_keeps_its_credit_and_earns_nothing():
     queue = made(5, 1)
     fill(queue, [12, 9], [3, 1, 1, 1, 1])
