@@ -243,10 +243,10 @@ cdef class PrefixIndex:
     cdef int32_t _write(self, holding_t* holding, uint64_t hash) noexcept nogil:
         """Into the log, in which there is room: the place, or NO_PLACE. Some entries are tried for a hole, in turn."""
         cdef int32_t place = holding.length
-        cdef int32_t i
+        cdef int32_t _i
         if hash == HOLE or self.unlogged:
             return NO_PLACE
-        for i in range(TRIES if place > holding.held else 0):
+        for _i in range(TRIES if place > holding.held else 0):
             holding.tried = holding.tried + 1 if holding.tried + 1 < place else 0
             if holding.log[holding.tried] == HOLE:
                 holding.log[holding.tried] = hash

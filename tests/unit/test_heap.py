@@ -72,6 +72,15 @@ def test_room_is_made_ahead_of_time():
     assert heap.capacity == 74
 
 
+def test_a_first_item_takes_one_node():
+    """Lanes of one request are many."""
+    heap, seen = Heap(100), []
+    for item in range(6):
+        heap.push(item, (0, 0, 0, item))
+        seen.append(heap.capacity)
+    assert seen == [1, 4, 4, 4, 8, 8]
+
+
 def test_an_item_moved_into_a_hole_may_have_to_rise():
     """The last leaf belongs to another branch than the hole: it is before the hole's parent."""
     heap = Heap(30)
