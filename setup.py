@@ -32,7 +32,8 @@ MODULES = {
          "_digest.pyx", "_snapshot.pyx", "_restore.pyx", "_worker_facts.pyx", "_ledger_resume.pyx",
          "_request_facts.pyx", "_frame.pyx",
          "_restore_requests.pyx", "_peers.pyx", "_exchange.pyx", "_restore_peers.pyx", "_classify.pyx", "_outbox.pyx",
-         "_settle.pyx", "_arrivals.pyx", "_batch.pyx", "records.pyx", "_constructor.pyx"],
+         "_settle.pyx", "_arrivals.pyx", "_batch.pyx", "records.pyx", "_constructor.pyx",
+         "_eligible.pyx"],
     ),
     "kvcore.drivers.replay": (
         "drivers/replay",

@@ -390,7 +390,7 @@ cdef class Backlog:
 
     cdef bint _may_use(self, slot_t slot, slot_t rank) except -1 nogil:
         with gil:
-            return self._placement.may_use(slot, rank)
+            return self._placement.eligible.allows_live(slot, rank)
 
     cdef list faults(self, head_test_t test, void* judge):
         """Broken invariants of every class, and heads that may run and wait (work conservation). O(waiting)."""

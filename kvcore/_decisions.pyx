@@ -56,7 +56,7 @@ cdef class DecisionRing:
         try:
             self._placement.overlaps.begin(slot, request, True, &query)
             row.temperature = query.weights.temperature
-            return self._weigh(row, &query, self._placement.eligible(slot, request), chosen)
+            return self._weigh(row, &query, self._placement.willing(slot, request), chosen)
         finally:
             self._placement.overlaps.end()
 
@@ -79,7 +79,7 @@ cdef class DecisionRing:
     cdef int _weigh(self, decision_t* row, const query_t* query, slot_t count, slot_t chosen) except -1:
         """The costs of all candidates; the cheapest of them, and always the chosen one, are kept."""
         cdef const load_t* loads = self._fleet.ledger.loads
-        cdef const slot_t* candidates = self._placement.candidates
+        cdef const slot_t* candidates = self._placement.eligible.ranks
         cdef int64_t least = least_tokens(loads, candidates, count, query)
         cdef weighed_t best[SCORES_MAX]
         cdef double chosen_cost = INFINITY

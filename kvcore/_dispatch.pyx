@@ -73,7 +73,7 @@ cdef class Dispatcher:
         row.known_ns = self._fleet.ledger.now_ns
         if overlap is not None:
             self._requests.replace(slot, replace(request, overlap=overlap))
-        if self._placement.in_grace(request, row.arrival_ns) or (
+        if self._placement.eligible.in_grace(request, row.arrival_ns) or (
                 self._placement.strict and not self._placement.may_run(row.class_index, slot)):
             return self._backlog.put_back(slot)
         return self._decide(slot, out)

@@ -83,7 +83,7 @@ cdef class Forecast:
         """Whether it would run. Between steps nothing that waits may: iff its class, with it, would serve it next."""
         cdef ClassQueue queue = self._backlog.queue.queue(self._requests.rows[slot].class_index)
         cdef bint runs
-        if self._placement.in_grace(request, self._requests.rows[slot].arrival_ns):
+        if self._placement.eligible.in_grace(request, self._requests.rows[slot].arrival_ns):
             return False
         if queue.size == 0:
             runs = runs_now(<void*>self._placement, self._requests.rows[slot].class_index, slot)

@@ -39,13 +39,13 @@ cdef class Obstacles:
         self._slot = slot
         self._pair = self._placement.pair_of[row.class_index]
         self._needed = prompt_blocks(row.prompt, self._placement.block_size) + row.reserve
-        self.usable = self._placement.usable(slot)
+        self.usable = self._placement.eligible.find_live(slot)
         if strict:
             self._fleet.ledger.active.index.match(row.sequence, row.sequence_length, row.serial)
         for obstacle in range(OBSTACLES):
             self._found[obstacle].ranks = 0
         for i in range(self.usable):
-            rank = self._placement.candidates[i]
+            rank = self._placement.eligible.ranks[i]
             standing = self._standing(rank)
             for obstacle in range(OBSTACLES if standing else 0):
                 if standing & (1 << obstacle):
@@ -102,7 +102,8 @@ cdef class Obstacles:
         if pin != NO_SLOT and (self._fleet.workers.ranks[pin].worker == NO_SLOT
                                or self._fleet.ledger.loads[pin].state == RANK_GONE):
             return (self._lost(pin),)
-        return tuple([self._view(self._placement.candidates[i]) for i in range(min(self.usable, <slot_t>VIEWS_MAX))])
+        return tuple([
+            self._view(self._placement.eligible.ranks[i]) for i in range(min(self.usable, <slot_t>VIEWS_MAX))])
 
     cdef RankView _view(self, slot_t rank):
         cdef const load_t* load = &self._fleet.ledger.loads[rank]

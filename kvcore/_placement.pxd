@@ -1,5 +1,6 @@
 # May a request run, and where. Reads the fleet and live requests; writes nothing but its scratch memory.
 cimport cython
+from kvcore._eligible cimport Eligible
 from kvcore._fleet cimport Fleet
 from kvcore._overlaps cimport Overlaps
 from kvcore._requests cimport RequestTable, request_t
@@ -34,6 +35,7 @@ cdef bint runs_now(void* placement, slot_t class_index, slot_t slot) noexcept no
 cdef class Placement:
     cdef Fleet fleet
     cdef RequestTable requests
+    cdef Eligible eligible         # who may be used; whom it has found is filtered where it stands
     cdef Overlaps overlaps
     cdef Standings standings
     cdef int64_t block_size
@@ -41,8 +43,7 @@ cdef class Placement:
     cdef bint strict
     cdef bint sits_out             # a request whose ranks are all overloaded waits
     cdef slot_t* pair_of           # class -> threshold pair of the ledger, NO_SLOT: none
-    cdef slot_t* candidates        # ranks of the request in question
-    cdef slot_t* _tied             # the cheapest of them
+    cdef slot_t* _tied             # of the ranks in question the cheapest
     cdef double* _costs
     cdef slot_t _room
     cdef int64_t _largest          # most blocks that a rank can hold which is not gone
@@ -55,22 +56,15 @@ cdef class Placement:
     cdef int adopt(self, list pairs) except -1
     cdef bint queues(self, slot_t class_index) noexcept nogil
     cdef object refusal(self, Request request, ns_t arrival_ns)
-    cdef bint in_grace(self, Request request, ns_t arrival_ns) except -1
     cdef tokens_t best_cached(self, slot_t slot, Request request) except -1
     cdef tokens_t best_cached_anywhere(self, slot_t slot) except -1 nogil
-    cdef bint may_use(self, slot_t slot, slot_t rank)
     cdef bint may_run(self, slot_t class_index, slot_t slot) except -1
     cdef object overload(self, slot_t slot)
-    cdef slot_t usable(self, slot_t slot) except -1
-    cdef slot_t eligible(self, slot_t slot, Request request) except -1
+    cdef slot_t willing(self, slot_t slot, Request request) except -1
     cdef slot_t decide(self, slot_t slot, uint64_t* generator, choice_t* choice) except -2 nogil
     cdef object nowhere(self, slot_t slot)
 
     cdef int _reserve(self) except -1 nogil
-    cdef bint _fits(self, Request request, slot_t worker) except -1
-    cdef bint _allows(self, Request request, slot_t rank) except -1
-    cdef bint _gone(self, slot_t rank) noexcept
-    cdef slot_t _usable(self, Request request, slot_t pin) except -1
     cdef bint _any_usable(self, Request request) except -1
     cdef bint _could_hold(self, Request request, slot_t pin) except -1
     cdef int _look(self, slot_t slot, Request request, slot_t pair, prospects_t* found) except -1

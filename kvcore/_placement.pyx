@@ -5,15 +5,15 @@ the dispatch test of heads, placement after a pop, and `peek`.
 
 Never here: queues, bookings, time.
 
-A request may use the ranks that its pin or allow-list leaves, whose workers carry the required taints and are not
-gone. Of these the open ones take requests; an overloaded or leased-out one is waited for. Under strict capacity a
-rank must also have room. An impossible request counts as ready to run, so that it is answered with its reason instead
-of waiting for ever.
+Of the ranks that a request may use (_eligible) the open ones take requests; an overloaded or leased-out one is waited
+for. Under strict capacity a rank must also have room. An impossible request counts as ready to run, so that it is
+answered with its reason instead of waiting for ever.
 
 Cost: O(1) for pins and, under advisory capacity, for requests without constraints; O(allow-list) or O(taint sets)
 for others; a choice O(log ranks) where Standings serve, else O(candidates).
 """
 from libc.stdlib cimport free
+from kvcore._eligible cimport constrained
 from kvcore._ledger cimport Ledger
 from kvcore._load cimport (
     RANK_GONE, RANK_LEASED, RANK_OPEN, RANK_OVERLOADED, RANK_STATES, active_blocks, has_room, load_t)
@@ -64,6 +64,7 @@ cdef class Placement:
         """pairs: threshold pair of each class, or None where it has none."""
         self.fleet = fleet
         self.requests = requests
+        self.eligible = Eligible(fleet, requests)
         self.overlaps = Overlaps(fleet, requests, config)
         self.block_size = config.block_size
         self.sits_out = config.on_overload is OnOverload.WAIT
@@ -72,7 +73,6 @@ cdef class Placement:
 
     def __dealloc__(self):
         free(self.pair_of)
-        free(self.candidates)
         free(self._tied)
         free(self._costs)
 
@@ -93,15 +93,7 @@ cdef class Placement:
         """Whether requests of a class may have to wait for a rank."""
         return self.strict or self.pair_of[class_index] != NO_SLOT
 
-    # Who may be used.
-
-    cdef bint in_grace(self, Request request, ns_t arrival_ns) except -1:
-        """Whether a request waits for what the fleet has lost, whatever else is the matter with it (DESIGN D14)."""
-        cdef ns_t end_ns
-        if not self.fleet.graced:
-            return False
-        end_ns = self.fleet.grace_end_ns(request.pinned, arrival_ns)
-        return end_ns != NEVER_NS and end_ns > self.fleet.ledger.now_ns
+    # Who may be used, and what is cached there.
 
     cdef object refusal(self, Request request, ns_t arrival_ns):
         """Why no present rank may ever take a request, or None: checks in the order of DESIGN D6."""
@@ -109,15 +101,15 @@ cdef class Placement:
         if request.pinned is not None and request.allowed_workers is not None:
             if request.pinned.worker_id not in request.allowed_workers:
                 return RejectReason.PINNED_WORKER_NOT_ALLOWED
-        if self.in_grace(request, arrival_ns):
+        if self.eligible.in_grace(request, arrival_ns):
             return None
         if self.fleet.workers.present == 0:
             return RejectReason.NO_WORKERS
         if request.pinned is not None:
             pin = self.fleet.workers.find_rank(request.pinned.worker_id, request.pinned.dp_rank)
-            if pin == NO_SLOT or self._gone(pin):
+            if pin == NO_SLOT or self.eligible.gone(pin):
                 return RejectReason.PINNED_WORKER_UNAVAILABLE
-            if not self._fits(request, self.fleet.workers.ranks[pin].worker):
+            if not self.eligible.fits(request, self.fleet.workers.ranks[pin].worker):
                 return RejectReason.NO_ELIGIBLE_WORKER
         elif not self._any_usable(request):
             return RejectReason.NO_ELIGIBLE_WORKER
@@ -125,59 +117,15 @@ cdef class Placement:
             return RejectReason.TOO_LARGE
         return None
 
-    cdef bint _fits(self, Request request, slot_t worker) except -1:
-        """Whether a worker carries the taints that a request requires."""
-        if not request.required_taints:
-            return True
-        return self.fleet.workers.taints.satisfying(request.required_taints)[self.fleet.workers.workers[worker].taints]
-
-    cdef bint _gone(self, slot_t rank) noexcept:
-        """Whether a rank is absent, or its worker unavailable until somebody says otherwise."""
-        return self.fleet.workers.ranks[rank].worker == NO_SLOT or self.fleet.ledger.loads[rank].state == RANK_GONE
-
     cdef bint _any_usable(self, Request request) except -1:
         """Whether some rank may take a request that has no pin. O(allow-list) or O(taint sets)."""
         cdef prospects_t found
-        if not _constrained(request):
+        if not constrained(request):
             return self.fleet.ledger.in_state[<int>RANK_GONE] < self.fleet.workers.present
         if request.allowed_workers is None:
             self._look_by_taints(request, NO_SLOT, &found)
             return found.any
-        return self._usable(request, NO_SLOT) > 0
-
-    cdef slot_t _usable(self, Request request, slot_t pin) except -1:
-        """Ranks that a request may use, in canonical order, into `candidates`: those not gone. Returns how many."""
-        cdef slot_t count, i
-        cdef slot_t kept = 0
-        self._reserve()
-        if pin != NO_SLOT:
-            if self._gone(pin) or not self._allows(request, pin):
-                return 0
-            self.candidates[0] = pin
-            return 1
-        count = self.fleet.workers.ranks_of(request.allowed_workers, request.required_taints, self.candidates)
-        for i in range(count):
-            if self.fleet.ledger.loads[self.candidates[i]].state != RANK_GONE:
-                self.candidates[kept] = self.candidates[i]
-                kept += 1
-        return kept
-
-    cdef slot_t usable(self, slot_t slot) except -1:
-        """Ranks that a live request may use and that are not gone: see _usable."""
-        cdef Request request = self.requests.request(slot)
-        cdef slot_t pin = self.requests.rows[slot].pin
-        return 0 if request.pinned is not None and pin == NO_SLOT else self._usable(request, pin)
-
-    cdef bint may_use(self, slot_t slot, slot_t rank):
-        """Whether a waiting request without a pin may be placed on a present rank."""
-        return self._allows(self.requests.request(slot), rank)
-
-    cdef bint _allows(self, Request request, slot_t rank) except -1:
-        """Whether allow-list and required taints leave a present rank."""
-        if request.allowed_workers is not None:
-            if self.fleet.workers.ranks[rank].worker_id not in request.allowed_workers:
-                return False
-        return self._fits(request, self.fleet.workers.ranks[rank].worker)
+        return self.eligible.find(request, NO_SLOT) > 0
 
     cdef tokens_t best_cached(self, slot_t slot, Request request) except -1:
         """Cached tokens on the best rank that the request may use; a pin counts its own rank only (DESIGN D1)."""
@@ -194,9 +142,9 @@ cdef class Placement:
             return 0
         try:
             self.overlaps.begin(slot, request, False, &query)
-            if row.pin != NO_SLOT or _constrained(request):
-                count = self._usable(request, row.pin)
-                ranks = self.candidates
+            if row.pin != NO_SLOT or constrained(request):
+                count = self.eligible.find(request, row.pin)
+                ranks = self.eligible.ranks
             else:
                 count = self.overlaps.count
                 ranks = self.overlaps.ranks
@@ -253,16 +201,16 @@ cdef class Placement:
         cdef slot_t count, i, rank
         cdef int64_t needed
         cdef load_t* load
-        if pin == NO_SLOT and not _constrained(request):
+        if pin == NO_SLOT and not constrained(request):
             return self._look_anywhere(slot, request, pair, found)
         if pin == NO_SLOT and request.allowed_workers is None and not self.strict:
             return self._look_by_taints(request, pair, found)
-        count = self._usable(request, pin)
+        count = self.eligible.find(request, pin)
         needed = self._needed(request)
         found[0] = prospects_t(any=count > 0, runs=False, open=False, leased=False, holds=not self.strict)
         self._match_active(slot)
         for i in range(count):
-            rank = self.candidates[i]
+            rank = self.eligible.ranks[i]
             load = &self.fleet.ledger.loads[rank]
             found.leased = found.leased or load.state == RANK_LEASED
             found.holds = found.holds or needed <= load.max_blocks
@@ -334,11 +282,11 @@ cdef class Placement:
         """Whether some rank that it may use could ever hold it."""
         cdef int64_t needed = self._needed(request)
         cdef slot_t count, i
-        if pin == NO_SLOT and not _constrained(request):
+        if pin == NO_SLOT and not constrained(request):
             return needed <= self.largest_rank()
-        count = self._usable(request, pin)
+        count = self.eligible.find(request, pin)
         for i in range(count):
-            if needed <= self.fleet.ledger.loads[self.candidates[i]].max_blocks:
+            if needed <= self.fleet.ledger.loads[self.eligible.ranks[i]].max_blocks:
                 return True
         return False
 
@@ -376,7 +324,7 @@ cdef class Placement:
         self.overlaps.begin_plain(slot, True, &query)
         rank = self._cheapest(slot, &query, generator)
         if rank == NO_SLOT:
-            rank = choose(self.fleet.ledger.loads, self.candidates, self._open_to(slot), &query, generator,
+            rank = choose(self.fleet.ledger.loads, self.eligible.ranks, self._open_to(slot), &query, generator,
                           self._tied, self._costs)
         if rank != NO_SLOT:
             self._measure(row, rank, &query, choice)
@@ -387,6 +335,7 @@ cdef class Placement:
         """The same for any request."""
         cdef query_t query
         cdef slot_t rank, count
+        self._reserve()
         try:
             self.overlaps.begin(slot, request, True, &query)
             rank = NO_SLOT
@@ -394,9 +343,9 @@ cdef class Placement:
                 self._rank()
                 rank = self._cheapest(slot, &query, generator)
             if rank == NO_SLOT:
-                count = self.eligible(slot, request)
+                count = self.willing(slot, request)
                 rank = choose(
-                    self.fleet.ledger.loads, self.candidates, count, &query, generator, self._tied, self._costs)
+                    self.fleet.ledger.loads, self.eligible.ranks, count, &query, generator, self._tied, self._costs)
             if rank != NO_SLOT:
                 self._measure(&self.requests.rows[slot], rank, &query, choice)
             return rank
@@ -415,7 +364,7 @@ cdef class Placement:
         return self.standings.cheapest(query, self.overlaps.ranks, self.overlaps.count, generator)
 
     cdef slot_t _open_to(self, slot_t slot) noexcept nogil:
-        """`eligible` for a request that may use every rank; there is room in `candidates`."""
+        """`willing` for a request that may use every rank; there is room in `eligible.ranks`."""
         cdef const request_t* row = &self.requests.rows[slot]
         cdef slot_t pair = self.pair_of[row.class_index] if self.strict else NO_SLOT
         cdef int64_t needed = prompt_blocks(row.prompt, self.block_size) + row.reserve
@@ -426,14 +375,14 @@ cdef class Placement:
         self._match_active(slot)
         for i in range(self.fleet.workers.present):
             if self._takes(self.fleet.workers.order[i], pair, needed):
-                self.candidates[kept] = self.fleet.workers.order[i]
+                self.eligible.ranks[kept] = self.fleet.workers.order[i]
                 kept += 1
         return kept
 
-    cdef slot_t eligible(self, slot_t slot, Request request) except -1:
-        """Ranks that would take a classified request now, in canonical order, into `candidates`. Returns how many."""
+    cdef slot_t willing(self, slot_t slot, Request request) except -1:
+        """Ranks that would take a classified request now, in canonical order, into `eligible.ranks`; how many."""
         cdef slot_t pin = self.requests.rows[slot].pin
-        cdef slot_t count = self.usable(slot)
+        cdef slot_t count = self.eligible.find_live(slot)
         cdef slot_t pair = self.pair_of[self.requests.rows[slot].class_index] if self.strict else NO_SLOT
         cdef int64_t needed = self._needed(request)
         cdef slot_t kept = 0
@@ -442,8 +391,8 @@ cdef class Placement:
             return 0               # only names that contradict each other could seem to have room
         self._match_active(slot)
         for i in range(count):
-            if self._takes(self.candidates[i], pair, needed):
-                self.candidates[kept] = self.candidates[i]
+            if self._takes(self.eligible.ranks[i], pair, needed):
+                self.eligible.ranks[kept] = self.eligible.ranks[i]
                 kept += 1
         return kept
 
@@ -454,13 +403,13 @@ cdef class Placement:
         cdef slot_t count, i
         if self.fleet.workers.present == 0:
             return RejectReason.NO_WORKERS
-        if pin != NO_SLOT and self._gone(pin):
+        if pin != NO_SLOT and self.eligible.gone(pin):
             return RejectReason.PINNED_WORKER_UNAVAILABLE
-        count = self._usable(request, pin)
+        count = self.eligible.find(request, pin)
         if count and self.strict and not self._could_hold(request, pin):
             return RejectReason.TOO_LARGE
         for i in range(count):
-            if self.fleet.ledger.loads[self.candidates[i]].state == RANK_OVERLOADED:
+            if self.fleet.ledger.loads[self.eligible.ranks[i]].state == RANK_OVERLOADED:
                 return RejectReason.ALL_ELIGIBLE_OVERLOADED if pin == NO_SLOT else RejectReason.PINNED_WORKER_OVERLOADED
         if count and pin != NO_SLOT:
             return RejectReason.PINNED_WORKER_UNAVAILABLE
@@ -476,9 +425,9 @@ cdef class Placement:
     cdef int _reserve(self) except -1 nogil:
         """Scratch for every present rank; it shrinks with the fleet."""
         cdef slot_t room = room_for(self.fleet.workers.present, self._room)
+        self.eligible.reserve()
         if room == self._room:
             return 0
-        resize(<void**>&self.candidates, room * sizeof(slot_t))
         resize(<void**>&self._tied, room * sizeof(slot_t))
         resize(<void**>&self._costs, room * sizeof(double))
         self._room = room
@@ -493,7 +442,3 @@ cdef class Placement:
         choice.potential_decode_blocks = (
             active_blocks(&self.fleet.ledger.loads[rank]) - query.active[rank]
             + prompt_blocks(row.prompt, self.block_size))
-
-
-cdef inline bint _constrained(Request request):
-    return request.allowed_workers is not None or len(request.required_taints) > 0

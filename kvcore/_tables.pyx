@@ -113,8 +113,8 @@ cdef class Tables:
         try:
             self._placement.overlaps.begin(slot, request, True, &query)
             if not is_common(&query) or not takes_any_open(self._placement, request):
-                count = self._placement.eligible(slot, request)
-                eligible = self._placement.candidates
+                count = self._placement.willing(slot, request)
+                eligible = self._placement.eligible.ranks
             PyObject_GetBuffer(table, &memory, PyBUF_WRITABLE)
             fill(<potential_row_t*>memory.buf, self._fleet, &query, eligible, count)
             PyBuffer_Release(&memory)

@@ -77,7 +77,7 @@ cdef class Room:
 
     def scratch(self):
         """Rows of memory by rank slot, and by candidate."""
-        return self.placement.overlaps._room, self.placement._room
+        return self.placement.overlaps._room, self.placement.eligible._room
 
     def ghosts(self):
         """Names of ranks that are gone and that waiting pins keep."""
