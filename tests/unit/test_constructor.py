@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import sys
 from typing import Any
 
@@ -118,6 +119,8 @@ def test_references_are_given_back():
         for wrong in ({"pinned": odd}, {"block_hashes": blocks, "prompt": 1}):
             with pytest.raises(TypeError):
                 Request(who, 5, **wrong)
+    del wrong
+    gc.collect()                                   # tracebacks
     assert counts(own) == before
     # Everybody holds these; one lost or kept by each call would be 3,000.
     assert max(abs(one - other) for one, other in zip(before_common, counts(common), strict=True)) < 1_500
