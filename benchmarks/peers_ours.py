@@ -16,6 +16,7 @@ import numpy as np
 from replay_child import peak_bytes
 
 import kvcore as kv
+from kvcore import PrefillCompleted, Request, RequestArrived, RequestFinished
 from kvcore.records import EVENT_DTYPE, EventKind
 
 
@@ -48,10 +49,10 @@ def cycle(workers: int, requests: int, rounds: int, block_size: int, prompt: int
     def one_by_one(names: list[str]) -> None:
         step = core.step
         for name, path in zip(names, paths, strict=True):
-            (dispatch,) = step(kv.RequestArrived(0, kv.Request(name, prompt, block_hashes=path)))
+            (dispatch,) = step(RequestArrived(0, Request(name, prompt, block_hashes=path)))
             attempt = dispatch.attempt
-            step(kv.PrefillCompleted(0, name, attempt))
-            step(kv.RequestFinished(0, name, attempt))
+            step(PrefillCompleted(0, name, attempt))
+            step(RequestFinished(0, name, attempt))
 
     def together(names: list[str]) -> None:
         for first in range(0, requests, at_once):
